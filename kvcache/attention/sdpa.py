@@ -1,0 +1,177 @@
+"""Attention over pages with plain torch: the reference for every device, and the one CPUs use."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvcache.attention.backend import RowPages, check_rows
+from kvcache.pool import KVPool
+
+Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""q [n, heads, head_dim], k and v [m, heads, head_dim] -> [n, heads, head_dim]."""
+
+MAX_EXPLICIT_SCORES = 1 << 26  # beyond, the score matrix costs more memory than it can save time
+
+
+def fused_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend with torch's own kernel."""
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
+
+
+def explicit_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend as softmax(q k^T / sqrt(head_dim)) v, two matrix products."""
+    q = (q * q.shape[-1] ** -0.5).transpose(0, 1)
+    k = k.transpose(0, 1).contiguous()  # the product of strided keys costs more than this copy
+    weights = (q @ k.transpose(1, 2)).softmax(dim=-1)
+    return (weights @ v.transpose(0, 1)).transpose(0, 1)
+
+
+@cache
+def fastest_kernel(num_q: int, num_k: int, num_heads: int, head_dim: int) -> Kernel:
+    """Return the faster kernel for bf16 on this CPU, measured once for a shape.
+
+    torch's kernel wins unless the other one is clearly (a tenth) faster.
+    """
+    if num_heads * num_q * num_k > MAX_EXPLICIT_SCORES:
+        return fused_kernel
+    q = torch.ones(num_q, num_heads, head_dim, dtype=torch.bfloat16)
+    k = torch.ones(num_k, num_heads, head_dim, dtype=torch.bfloat16)
+
+    def best_s(kernel: Kernel) -> float:
+        times = []
+        for _ in range(4):  # the first one warms up
+            start = time.perf_counter()
+            kernel(q, k, k)
+            times.append(time.perf_counter() - start)
+        return min(times[1:])
+
+    return explicit_kernel if best_s(explicit_kernel) < 0.9 * best_s(fused_kernel) else fused_kernel
+
+
+def segments(pages: Sequence[int]) -> list[tuple[int, int]]:
+    """Split pages into runs of ascending neighbours, as (first, number)."""
+    cuts = [i + 1 for i, (left, right) in enumerate(pairwise(pages)) if right != left + 1]
+    return [(pages[a], b - a) for a, b in pairwise([0, *cuts, len(pages)])] if pages else []
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaRow:
+    """Hold what one row needs in every layer: where its pages lie and which kernel to use."""
+
+    num_tokens: int
+    run: slice | None  # pages that are one run are read in place
+    index: Tensor | None  # others are gathered
+    kernel: Kernel
+
+
+class SdpaAttention:
+    """Attend row by row, each row on its own, so that no result depends on the company.
+
+    A row whose visible pages are one ascending run reads them in place; other pages are gathered
+    into one buffer that all rows, layers and forwards reuse. Keep calls on one stream.
+
+    `kernel` fixes the arithmetic; by default bf16 on a CPU uses whichever kernel was measured
+    faster in this process, and everything else torch's own.
+    """
+
+    def __init__(self, pool: KVPool, kernel: Kernel | None = None) -> None:
+        self.pool = pool
+        self.kernel = kernel
+        self._buffer = self._new_buffer(0)
+
+    def plan(self, rows: Sequence[RowPages], tokens_per_row: int) -> "SdpaPlan":
+        check_rows(self.pool, rows, tokens_per_row)
+        planned = tuple(self._plan_row(row) for row in rows)
+        gathered = max((len(row.index) for row in planned if row.index is not None), default=0)
+        if gathered > len(self._buffer[0]):
+            self._buffer = self._new_buffer(gathered)
+        return SdpaPlan(self.pool, planned, self._writes(rows, tokens_per_row), self._buffer)
+
+    def _plan_row(self, row: RowPages) -> SdpaRow:
+        pages = row.visible_pages
+        num_tokens = len(row.write_pages) * self.pool.geometry.page_tokens
+        run = index = None
+        if len(segments(pages)) == 1:
+            run = slice(pages[0], pages[0] + len(pages))
+        else:
+            index = torch.tensor(pages, dtype=torch.int64, device=self.pool.device)
+        return SdpaRow(num_tokens, run, index, self._kernel_for(row))
+
+    def _kernel_for(self, row: RowPages) -> Kernel:
+        geometry = self.pool.geometry
+        if self.kernel is not None:
+            return self.kernel
+        on_cpu_in_bf16 = self.pool.device.type == "cpu" and geometry.dtype == torch.bfloat16
+        if not on_cpu_in_bf16 or not row.write_pages:
+            return fused_kernel
+        num_q = len(row.write_pages) * geometry.page_tokens
+        num_k = len(row.visible_pages) * geometry.page_tokens
+        return fastest_kernel(num_q, num_k, geometry.num_heads, geometry.head_dim)
+
+    def _writes(
+        self, rows: Sequence[RowPages], tokens_per_row: int
+    ) -> tuple[tuple[slice, slice], ...]:
+        """Pair runs of pages with the pages of the flattened K/V that go there.
+
+        Padding is left out: run eagerly, it need not go anywhere, not even to the scratch page.
+        """
+        pages_per_row = tokens_per_row // self.pool.geometry.page_tokens
+        writes = []
+        for i, row in enumerate(rows):
+            source = i * pages_per_row
+            for first, number in segments(row.write_pages):
+                writes.append((slice(first, first + number), slice(source, source + number)))
+                source += number
+        return tuple(writes)
+
+    def _new_buffer(self, num_pages: int) -> tuple[Tensor, Tensor]:
+        page = self.pool.k[0].shape[1:]
+        with torch.inference_mode(False):
+            k, v = (self.pool.k[0].new_empty((num_pages, *page)) for _ in range(2))
+        return k, v
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaPlan:
+    """Run one planned forward."""
+
+    pool: KVPool
+    rows: tuple[SdpaRow, ...]
+    writes: tuple[tuple[slice, slice], ...]
+    buffer: tuple[Tensor, Tensor]
+
+    @property
+    def num_tokens(self) -> tuple[int, ...]:
+        return tuple(row.num_tokens for row in self.rows)
+
+    @torch.no_grad()
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pool_k, pool_v = self.pool.k[layer], self.pool.v[layer]
+        page = pool_k.shape[1:]
+        for pages, new in ((pool_k, k.reshape(-1, *page)), (pool_v, v.reshape(-1, *page))):
+            for target, source in self.writes:
+                pages[target].copy_(new[source])
+        out = torch.empty_like(q)
+        for i, row in enumerate(self.rows):
+            n = row.num_tokens
+            if n:
+                visible_k, visible_v = self._read(pool_k, row, 0), self._read(pool_v, row, 1)
+                out[i, :n] = row.kernel(q[i, :n], visible_k, visible_v)
+            out[i, n:] = 0
+        return out
+
+    def _read(self, pages: Tensor, row: SdpaRow, which: int) -> Tensor:
+        """Return the visible K or V of a row, [tokens, heads, head_dim]."""
+        if row.run is not None:
+            return pages[row.run].flatten(0, 1)
+        assert row.index is not None, row
+        gathered = self.buffer[which][: len(row.index)]
+        torch.index_select(pages, 0, row.index, out=gathered)
+        return gathered.flatten(0, 1)

@@ -1,0 +1,1 @@
+"""Model code: the causal DiT, the two VAEs, the loader and the preset table."""

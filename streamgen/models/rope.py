@@ -1,0 +1,66 @@
+"""Three-axis rotary position embedding of Wan 2.1: frame, row and column share a head's lanes.
+
+Adjacent pairs (2i, 2i + 1) of a head are complex numbers. Of `head_dim / 2` lanes a third each goes
+to row and column, the rest to the frame axis; axis angle = position * 10000^(-2j / axis width).
+Angles are computed in float64 from the absolute frame number: no table, no limit on its size.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+BASE: Final = 10_000.0
+
+
+def lanes(head_dim: int) -> tuple[int, int, int]:
+    """Return the number of complex lanes of the frame, row and column axis."""
+    if head_dim % 2:
+        raise ValueError(f"head_dim must be even to hold rotary pairs, not {head_dim}")
+    third = head_dim // 2 // 3
+    return head_dim // 2 - 2 * third, third, third
+
+
+def axis_angles(positions: Tensor, num_lanes: int) -> Tensor:
+    """Return float64 angles `[..., lanes]` of integer positions `[...]` on one axis."""
+    exponent = torch.arange(num_lanes, dtype=torch.float64, device=positions.device) / num_lanes
+    return positions.double()[..., None] * BASE**-exponent
+
+
+@lru_cache(maxsize=32)
+def _grid_angles(height: int, width: int, num_lanes: int, device: torch.device) -> Tensor:
+    rows = axis_angles(torch.arange(height, device=device), num_lanes)
+    columns = axis_angles(torch.arange(width, device=device), num_lanes)
+    grid = torch.cat(
+        [
+            rows[:, None, :].expand(height, width, num_lanes),
+            columns[None, :, :].expand(height, width, num_lanes),
+        ],
+        dim=-1,
+    )
+    return grid.flatten(0, 1)  # [height * width, 2 * lanes]
+
+
+def rotation(frames: Tensor, height: int, width: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin, float32 `[rows, frames * height * width, 1, head_dim / 2]`.
+
+    `frames` holds absolute frame numbers, integer `[rows, frames]`; `height` and `width` count
+    tokens. Tokens are ordered frame, row, column.
+    """
+    frame_lanes, row_lanes, _ = lanes(head_dim)
+    time = axis_angles(frames, frame_lanes)[:, :, None, :].expand(-1, -1, height * width, -1)
+    grid = _grid_angles(height, width, row_lanes, frames.device)
+    space = grid.expand(*frames.shape, -1, -1)
+    angles = torch.cat([time, space], dim=-1).flatten(1, 2)[:, :, None, :]
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `[rows, tokens, heads, head_dim]` by the given angles in float32; keep the dtype."""
+    pairs = x.float().unflatten(-1, (-1, 2))
+    real, imag = pairs[..., 0], pairs[..., 1]
+    turned = torch.stack([real * cos - imag * sin, real * sin + imag * cos], dim=-1)
+    return turned.flatten(-2).to(x.dtype)
