@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import torch
-from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 
 _MIDDLE: Final = {"resnets.0": "middle.0", "attentions.0": "middle.1", "resnets.1": "middle.2"}
@@ -115,6 +114,9 @@ class WanVAE(nn.Module):
     """
 
     def __init__(self, config: WanVAEConfig | None = None) -> None:
+        # Here, because it takes seconds, and whoever uses another VAE need not wait.
+        from diffusers import AutoencoderKLWan
+
         super().__init__()
         self.config = config = config or WanVAEConfig()
         self.vae = AutoencoderKLWan(

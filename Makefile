@@ -1,0 +1,58 @@
+# Everything a fresh machine needs: `make serve` and `make test` create .venv and fill it when it is
+# missing or when what they need has changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: serve test style types imports unit browser parity evaluate clean
+
+serve: $(VENV)/.core
+	$(BIN)/streamgen serve $(ARGS)
+
+test: style types imports unit
+
+style: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev $(VENV)/.chromium
+	$(BIN)/pytest $(ARGS)
+
+parity: $(VENV)/.core
+	$(BIN)/streamgen parity tests/golden/*
+
+evaluate: $(VENV)/.core
+	$(BIN)/python -m streamgen.pocket.evaluate $(ARGS)
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "streamgen needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@ $(VENV)/.core
+
+# The browser tests drive Debian's Chromium; without it, and where it cannot be installed, pytest
+# says which tests it leaves out.
+$(VENV)/.chromium: | $(BIN)/python
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; \
+	else echo "no Chromium here, and it cannot be installed: the browser tests are left out"; fi
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,260 @@
+"""The command line: which commands there are, what they take, and how they end.
+
+Options are fields of dataclasses (streamgen/config.py): from one field follow a flag, a key of the
+YAML file and an environment variable. What is typed wrong is answered before anything slow is
+imported. Exit status: 0 done, 1 a check failed, 2 wrong usage, 3 the machine cannot do it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from streamgen.command_options import BenchConfig, GenerateConfig, ServeConfig
+from streamgen.config import ENV_PREFIX, NOT_OPTIONS, EngineConfig, Settings, read_settings
+from streamgen.errors import InvalidRequest, StreamgenError, Unsupported
+
+DONE, CHECK_FAILED, WRONG_USAGE, MACHINE_CANNOT = 0, 1, 2, 3
+INTERRUPTED: Final = 130  # as shells say it
+
+SECTIONS: Final = (EngineConfig, ServeConfig, GenerateConfig, BenchConfig)
+CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
+# Of the engine's options, those that mean nothing to a command that makes its own sessions.
+SERVER_ONLY: Final = frozenset({"max_sessions", "max_session_seconds"})
+REPEATABLE: Final = frozenset({"prompt_at"})
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: its options' dataclasses, arguments that are no options, and what it does."""
+
+    name: str
+    text: str
+    run: Callable[[argparse.Namespace], int]
+    sections: tuple[type, ...] = ()
+    without: frozenset[str] = frozenset()
+    add_arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that takes no abbreviations and answers a mistake in one line."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and end."""
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}\nSee {self.prog} --help.\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status."""
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if not hasattr(arguments, "command"):
+        parser.error("say which command")
+    if unknown:
+        arguments.parser.error(_explain(unknown, arguments.flags))
+    command: Command = arguments.command
+    try:
+        return command.run(arguments)
+    except StreamgenError as error:
+        message, status = error.message, _status(error)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        message, status = f"{error.strerror or error}{where}", MACHINE_CANNOT
+    except KeyboardInterrupt:
+        message, status = "interrupted", INTERRUPTED
+    print(f"{arguments.parser.prog}: {message}", file=sys.stderr)
+    return status
+
+
+def build_parser() -> Parser:
+    """Return the parser of all commands."""
+    parser = Parser("streamgen", description="Generate endless video and stream it live.")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
+    for command in COMMANDS:
+        sentence = f"{command.text[0].upper()}{command.text[1:]}."
+        sub = commands.add_parser(command.name, help=command.text, description=sentence)
+        command.add_arguments(sub)
+        flags = [_add_flag(sub, f) for s in command.sections for f in _options(s, command.without)]
+        sub.set_defaults(command=command, parser=sub, flags=flags)
+    return parser
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Merge a command's flags with the environment and the file; ConfigError for what is wrong.
+
+    A variable that only another command knows is left alone; one that none knows is an error.
+    """
+    command: Command = arguments.command
+    known = {f.name for section in command.sections for f in _options(section)}
+    elsewhere = {f.name for section in SECTIONS for f in _options(section)} - known
+    environ = {
+        variable: value
+        for variable, value in os.environ.items()
+        if variable != CONFIG_VARIABLE
+        and variable.removeprefix(ENV_PREFIX).lower() not in elsewhere
+    }
+    file = getattr(arguments, "config", None) or (
+        os.environ.get(CONFIG_VARIABLE) if hasattr(arguments, "config") else None
+    )
+    flags = {key: value for key, value in vars(arguments).items() if key in known}
+    return read_settings(
+        command.sections, flags=flags, environ=environ, file=Path(file) if file else None
+    )
+
+
+def _options(section: type, without: frozenset[str] = frozenset()) -> list[dataclasses.Field[Any]]:
+    hidden = NOT_OPTIONS | without
+    return [f for f in dataclasses.fields(section) if f.name not in hidden]
+
+
+def _add_flag(parser: argparse.ArgumentParser, option: dataclasses.Field[Any]) -> str:
+    flag = f"--{option.name.replace('_', '-')}"
+    details: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
+    if isinstance(option.default, bool):
+        details["action"] = argparse.BooleanOptionalAction
+        legal = ""
+    else:
+        details["metavar"] = option.name.rpartition("_")[2].upper()
+        legal = f" ({_legal_values(option)})"
+    if option.name in REPEATABLE:
+        details["action"] = "append"
+    text = f"{option.metadata['help']}{legal}"
+    parser.add_argument(flag, help=text.replace("%", "%%"), **details)
+    return flag
+
+
+def _legal_values(option: dataclasses.Field[Any]) -> str:
+    """Return what an option accepts, in the words with which it refuses anything else."""
+    default = "" if option.default in (None, ()) else f"; default {option.default}"
+    try:
+        option.metadata["parse"](object())
+    except ValueError as error:
+        return f"{str(error).removeprefix('expected ')}{default}"
+    raise AssertionError(f"{option.name} accepts anything")
+
+
+def _explain(unknown: Sequence[str], flags: Sequence[str]) -> str:
+    word = unknown[0].partition("=")[0]
+    if not word.startswith("-"):
+        return f"there is no place for the argument {word!r}"
+    near = difflib.get_close_matches(word, flags, n=1)
+    return f"no option is called {word!r}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _status(error: StreamgenError) -> int:
+    loader: Any = sys.modules.get("streamgen.models.loader")  # it imports torch: only if it is used
+    if loader is not None and isinstance(error, loader.CheckpointError):
+        return MACHINE_CANNOT
+    return WRONG_USAGE if isinstance(error, (InvalidRequest, Unsupported)) else MACHINE_CANNOT
+
+
+# The commands. Each imports what it needs when it runs.
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
+    from streamgen.serve import run
+
+    return run(settings.build(EngineConfig), settings.build(ServeConfig))
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
+    from streamgen.generate import run
+
+    options = settings.build(GenerateConfig)
+    return run(arguments.prompt, arguments.output, settings.build(EngineConfig), options)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
+    from streamgen.bench import run
+
+    return run(arguments.kind, settings.build(EngineConfig), settings.build(BenchConfig))
+
+
+def _parity(arguments: argparse.Namespace) -> int:
+    from streamgen.parity import run
+
+    return run(arguments.directories)
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from streamgen.doctor import print_models
+
+    return print_models()
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from streamgen.doctor import run
+
+    return run()
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    from streamgen.machine import installed_version
+
+    print(f"streamgen {installed_version()}")
+    return DONE
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    suppressed: Mapping[str, Any] = {"default": argparse.SUPPRESS}
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="the model", **suppressed)
+    parser.add_argument("--config", metavar="FILE", help="YAML file of options, key by key")
+
+
+def _generate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT", help="what should be seen")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, required=True, help="video file to write"
+    )
+
+
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "kind",
+        choices=("latency", "sessions"),
+        help="one session and its first frame, or more and more of them",
+    )
+
+
+def _parity_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directories", metavar="DIR", nargs="+", help="fixture to replay")
+
+
+COMMANDS: Final = (
+    Command(
+        "serve", "serve live video on one port", _serve,
+        (ServeConfig, EngineConfig), add_arguments=_serve_arguments,
+    ),
+    Command(
+        "generate", "make one video file", _generate,
+        (GenerateConfig, EngineConfig), SERVER_ONLY, _generate_arguments,
+    ),
+    Command(
+        "bench", "measure this machine", _bench,
+        (BenchConfig, EngineConfig), SERVER_ONLY, _bench_arguments,
+    ),
+    Command(
+        "parity", "compare with outputs of the reference implementations", _parity,
+        add_arguments=_parity_arguments,
+    ),
+    Command("models", "list the models", _models),
+    Command("doctor", "check the installation and print what a bug report needs", _doctor),
+    Command("version", "print the version", _version),
+)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

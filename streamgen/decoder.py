@@ -1,0 +1,119 @@
+"""Latents to pixels, as a stream a session, beside the next pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+# Latents after which a decoder's memory is what it would be had it seen the whole stream: the tiny
+# one reaches back less than 6 latents, the full one's memory has faded.
+PRIME_LATENTS: Final = 8
+MEASURED_DECODES: Final = 3
+
+
+class VideoVAE(Protocol):
+    """A causal VAE whose history is a value of its caller; `TAEHV` and `WanVAE` fit."""
+
+    def decoder_state(self) -> Any:
+        """Return the state before the first latent."""
+
+    def decode_step(self, latents: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Map latents `[1, n, C, h, w]` to frames `[1, m, 3, H, W]` in [0, 1] and a new state."""
+
+
+@dataclass(slots=True, eq=False)
+class DecoderStream:
+    """The decoder's memory of one session. Only the decoder's thread touches `state`."""
+
+    state: Any = field(default=None, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes held on the device."""
+        return 0 if self.state is None else int(self.state.nbytes)
+
+
+class StreamingDecoder:
+    """Decode the chunks of all sessions in order of submission, in a thread of its own.
+
+    Torch releases the interpreter while it computes, so a decode runs beside the next pass. A step
+    that raises leaves the stream's state as it was, so it is tried once more before it is given up.
+    """
+
+    def __init__(
+        self, vae: VideoVAE, device: torch.device, dtype: torch.dtype, *, num_threads: int | None
+    ) -> None:
+        self.device = device
+        self.dtype = dtype
+        self._vae = vae
+        self._pool = ThreadPoolExecutor(
+            1, "decoder", initializer=_set_threads, initargs=(num_threads,)
+        )
+
+    def open(self) -> DecoderStream:
+        """Return a stream that has decoded nothing: its first latent gives one frame, not four."""
+        return DecoderStream(self._vae.decoder_state())
+
+    def submit(
+        self, stream: DecoderStream, latents: Tensor, num_frames: int
+    ) -> Future[npt.NDArray[np.uint8]]:
+        """Decode latents `[n, C, h, w]` next; the result is the first `num_frames`, uint8 RGB.
+
+        The array `[num_frames, H, W, 3]` is read-only.
+        """
+        return self._pool.submit(self._twice, self._decode, stream, latents, num_frames)
+
+    def prime(self, stream: DecoderStream, latents: Tensor) -> None:
+        """Remake a stream's memory from its last latents; their pixels are thrown away."""
+        self._pool.submit(self._twice, self._decode, stream, latents[-PRIME_LATENTS:], 0)
+
+    def close(self) -> None:
+        """Drop what waits and end the thread after the decode in work."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @staticmethod
+    def _twice(
+        decode: Callable[..., npt.NDArray[np.uint8]], *arguments: object
+    ) -> npt.NDArray[np.uint8]:
+        try:
+            return decode(*arguments)
+        except RuntimeError:
+            return decode(*arguments)
+
+    @torch.inference_mode()
+    def _decode(
+        self, stream: DecoderStream, latents: Tensor, num_frames: int
+    ) -> npt.NDArray[np.uint8]:
+        batch = latents[None].to(self.device, self.dtype)
+        frames, stream.state = self._vae.decode_step(batch, stream.state)
+        wanted = frames[0, :num_frames].float().mul(255).round_().to(torch.uint8)
+        pixels = wanted.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+        pixels.flags.writeable = False
+        return pixels
+
+
+@torch.inference_mode()
+def decode_s(vae: VideoVAE, latents: Tensor) -> float:
+    """Return the seconds that a chunk in the middle of a stream takes: the best of a few."""
+    state = vae.decoder_state()
+    times = []
+    for _ in range(1 + MEASURED_DECODES):
+        start = time.perf_counter()
+        frames, state = vae.decode_step(latents[None], state)
+        float(frames.flatten()[-1])  # waits for the device
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def _set_threads(num_threads: int | None) -> None:
+    # torch keeps this number a thread: the passes' own is not changed.
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)

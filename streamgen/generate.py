@@ -1,0 +1,205 @@
+"""`streamgen generate`: one video from prompts, as a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from streamgen.command_options import GenerateConfig
+from streamgen.config import NOT_OPTIONS, EngineConfig
+from streamgen.errors import ConfigError, InvalidRequest
+from streamgen.limits import check_prompt
+from streamgen.video_file import CONTAINERS, VideoFile, check_output, partial_path
+
+if TYPE_CHECKING:
+    from streamgen.library import EngineSession
+    from streamgen.models.presets import Preset
+    from streamgen.step import ChunkPlan
+
+BAR_WIDTH: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The text that a chunk, and all after it, are made under."""
+
+    first_frame: int  # of the chunk
+    text: str
+
+
+def run(
+    prompt: str,
+    output: Path,
+    engine: EngineConfig,
+    options: GenerateConfig,
+    *,
+    preset: Preset | None = None,
+) -> int:
+    """Make the video and return 0.
+
+    It has exactly round(seconds * fps) frames. A prompt of `prompt_at` shows from the first chunk
+    that begins at its moment or later. Same model, seed and prompts give the same pixels. Whatever
+    is wrong in the request is raised, as StreamgenError, before the model is loaded.
+    """
+    check_output(output, tuple(CONTAINERS), "output")
+    if options.latents is not None:
+        check_output(options.latents, (".safetensors",), "latents")
+    for text in (prompt, *(change.text for change in options.prompt_at)):
+        check_prompt(text)
+
+    from streamgen.library import Engine  # torch takes seconds: first what needs none
+    from streamgen.models.presets import find_preset
+    from streamgen.session_config import SessionRequest
+    from streamgen.startup import resolve
+
+    preset = preset or find_preset(engine.model)
+    engine = _for_one_session(engine, options)
+    effective = resolve(engine, preset)
+    assert effective.fps is not None
+    num_frames = count_frames(options.seconds, effective.fps)
+    request = SessionRequest(prompt=prompt, seed=options.seed, num_frames=num_frames)
+    session_config = request.resolve(preset, effective)
+    changes = plan_changes(options, preset.chunks, effective.fps, num_frames)
+    with (
+        Engine(engine.model, preset=preset, **_as_options(engine)) as maker,
+        maker.open(prompt, seed=session_config.seed, num_frames=num_frames) as session,
+        VideoFile(output, session_config.width, session_config.height, session_config.fps) as video,
+    ):
+        latents = _generate(session, num_frames, changes, video)
+    if options.latents is not None:
+        facts = {"model": preset.name, "seed": session_config.seed, "fps": effective.fps}
+        texts = [(0, prompt), *((change.first_frame, change.text) for change in changes)]
+        _save_latents(options.latents, latents, {**facts, "prompts": json.dumps(texts)})
+    length_s = num_frames / effective.fps
+    print(
+        f"{output}: {num_frames} frames, {length_s:g} s at {effective.fps} fps, "
+        f"{session_config.width}x{session_config.height}, seed {session_config.seed}"
+    )
+    return 0
+
+
+def count_frames(seconds: float, fps: int) -> int:
+    """Return round(seconds * fps), the frames of a video of this length.
+
+    Raises InvalidRequest when that is none.
+    """
+    num_frames = round(seconds * fps)
+    if num_frames < 1:
+        raise InvalidRequest(f"{seconds:g} s at {fps} fps are no frame", param="seconds")
+    return num_frames
+
+
+def plan_changes(
+    options: GenerateConfig, chunks: ChunkPlan, fps: int, num_frames: int
+) -> list[Change]:
+    """Return the changes of prompt in order, each with the first frame it shows on.
+
+    Of several that fall to one chunk the latest counts. Raises ConfigError for one that no chunk of
+    the video is left for.
+    """
+    num_chunks = chunks.chunks_for_pixels(num_frames)
+    starts = [chunks.first_pixel_frame(index) for index in range(num_chunks)]
+    changes: dict[int, Change] = {}
+    for change in options.prompt_at:
+        moment = round(change.at_s * fps, 6)  # 1.1 s at 30 fps is frame 33, not just after it
+        start = next((start for start in starts if start >= moment), None)
+        if start is None:
+            raise ConfigError(
+                f"--prompt-at {change.at_s:g}: the last chunk of the video begins at "
+                f"{starts[-1] / fps:.3g} s, so this prompt would never show",
+                param="prompt_at",
+            )
+        changes[start] = Change(start, change.text)
+    return list(changes.values())
+
+
+def _for_one_session(engine: EngineConfig, options: GenerateConfig) -> EngineConfig:
+    """Return the options for a run that can be repeated to the last bit.
+
+    `auto` would measure which number format is faster, and may find another one the next time.
+    """
+    chosen = engine.sources.get("deterministic", "default") != "default"
+    return dataclasses.replace(
+        engine,
+        max_sessions=1,
+        max_session_seconds=options.seconds,
+        deterministic=engine.deterministic if chosen else True,
+    )
+
+
+def _as_options(engine: EngineConfig) -> dict[str, object]:
+    """Return the options as one would write them."""
+    names = {f.name for f in dataclasses.fields(engine)} - NOT_OPTIONS - {"model"}
+    written = {key: getattr(engine, key) for key in names if getattr(engine, key) is not None}
+    if engine.size is not None:
+        written["size"] = f"{engine.size[0]}x{engine.size[1]}"
+    return written
+
+
+def _generate(
+    session: EngineSession, num_frames: int, changes: Sequence[Change], video: VideoFile
+) -> list[npt.NDArray[np.float32]]:
+    """Make all chunks, and return their latents `[n, C, h, w]`."""
+    due = {change.first_frame: change.text for change in changes}
+    latents = []
+    with Progress(num_frames, sys.stderr) as progress:
+        for chunk in session:
+            video.add(chunk.frames)
+            latents.append(chunk.latents)
+            next_frame = chunk.first_frame_index + len(chunk.frames)
+            if next_frame in due:
+                session.set_prompt(due.pop(next_frame))
+            progress.show(next_frame)
+    assert not due, f"{due} began with no chunk"
+    return latents
+
+
+def _save_latents(
+    path: Path, latents: list[npt.NDArray[np.float32]], facts: dict[str, object]
+) -> None:
+    partial = partial_path(path)
+    metadata = {key: str(value) for key, value in facts.items()}
+    try:
+        save_file({"latents": np.concatenate(latents)}, partial, metadata=metadata)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class Progress:
+    """A bar on a terminal, redrawn in place. Elsewhere, in a log say, nothing is written."""
+
+    num_frames: int
+    out: TextIO
+    started_at: float = field(default_factory=time.monotonic)
+
+    def show(self, done: int) -> None:
+        """Draw how many frames are done."""
+        if not self.out.isatty():
+            return
+        filled = BAR_WIDTH * done // self.num_frames
+        rate = done / max(time.monotonic() - self.started_at, 1e-9)
+        bar = "#" * filled + "-" * (BAR_WIDTH - filled)
+        self.out.write(f"\r[{bar}] {done}/{self.num_frames} frames  {rate:.1f} fps ")
+        self.out.flush()
+
+    def __enter__(self) -> Progress:
+        """Draw an empty bar."""
+        self.show(0)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the bar's line."""
+        if self.out.isatty():
+            self.out.write("\n")

@@ -1,0 +1,53 @@
+"""What this installation and this machine are, for figures and bug reports. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+DISTRIBUTION: Final = "streamgen-video"
+PACKAGE: Final = Path(__file__).parent
+CPU_INFO: Final = Path("/proc/cpuinfo")
+
+
+def installed_version(distribution: str = DISTRIBUTION) -> str:
+    """Return a distribution's version, or "not installed"; a checkout alone is not."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def cpu_name() -> str:
+    """Return what the processor calls itself."""
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout this runs from, "+" after it when files differ from it.
+
+    None when it is no checkout, or there is no git.
+    """
+    git = ["git", "-C", str(PACKAGE), "describe", "--always", "--exclude=*", "--dirty=+"]
+    # A package installed below somebody else's repository has a commit, but not its own.
+    if not (PACKAGE.parent / ".git").exists():
+        return None
+    try:
+        answer = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,1 @@
+"""Training of the bundled model: text encoder, VAE, DiT; each a resumable command."""

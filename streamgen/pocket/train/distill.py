@@ -1,0 +1,151 @@
+"""Turn the trained transformer into a few-step one by phased regression onto itself.
+
+    python -m streamgen.pocket.train.distill --data runs/data --teacher runs/dit/dit.safetensors \
+        --out runs/distilled --minutes 20
+
+The student's four passes cut the noise range into four segments. On each, the teacher walks three
+guided Euler steps from a noised clip, and the student learns the straight line from where that walk
+began to where it ended. Half of the context is what the student itself makes of noised chunks, so
+that it meets its own habits in training. Resumes from `--out`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from streamgen.models.causal_dit import CausalDiT, SelfAttention
+from streamgen.pocket.config import CHUNK_FRAMES, DIT, WINDOW_FRAMES
+from streamgen.pocket.train.data import load_shards
+from streamgen.pocket.train.dit import (
+    SHIFT,
+    batches,
+    dropped,
+    flow_of,
+    noisy_part,
+    optimizers_of,
+    save,
+    teacher_forcing,
+    teacher_forcing_rows,
+    weighted,
+)
+from streamgen.pocket.train.optim import Average, ramp
+
+NUM_PASSES = 4
+SUBSTEPS = 3
+
+
+def shifted(u: Tensor) -> Tensor:
+    """Return the noise level of an unshifted one in 0..1."""
+    return SHIFT * u / (1 + (SHIFT - 1) * u)
+
+
+def wide(sigma: Tensor) -> Tensor:
+    """Shape `[clips, chunks]` to multiply latents `[clips, chunks, frames, C, h, w]`."""
+    return sigma[:, :, None, None, None, None]
+
+
+def guided_flow(
+    teacher: CausalDiT, rows: dict[str, Tensor], attention: SelfAttention, guidance: float
+) -> Tensor:
+    """Return the teacher's flow, pushed away from what it would do without a prompt."""
+    flow = flow_of(teacher, rows, attention)
+    blank = {**rows, "labels": torch.zeros_like(rows["labels"])}
+    without = flow_of(teacher, blank, attention)
+    return without + guidance * (flow - without)
+
+
+def distill_loss(
+    student: CausalDiT, teacher: CausalDiT, batch: dict[str, Tensor], guidance: float
+) -> Tensor:
+    """Return the regression loss on one random segment a chunk."""
+    x0 = batch["latents"].float().unflatten(1, (-1, CHUNK_FRAMES))
+    clips, chunks = x0.shape[:2]
+    labels = dropped(batch["labels"])
+    attention = teacher_forcing(chunks, WINDOW_FRAMES // CHUNK_FRAMES)
+    segment = torch.randint(NUM_PASSES, (clips, chunks), device=x0.device)
+    start = 1 - segment / NUM_PASSES
+    begin, end = shifted(start), shifted((start - 1 / NUM_PASSES).clamp(min=0))
+    noise = torch.randn_like(x0)
+    x = (1 - wide(begin)) * x0 + wide(begin) * noise
+    with torch.no_grad():
+        context = own_context(student, x0, labels, attention)
+        walked = x
+        for i in range(SUBSTEPS):
+            u = start - i / (SUBSTEPS * NUM_PASSES)
+            here, there = shifted(u), shifted((u - 1 / (SUBSTEPS * NUM_PASSES)).clamp(min=0))
+            rows = teacher_forcing_rows(x0, context, walked, here, labels)
+            flow = noisy_part(guided_flow(teacher, rows, attention, guidance), clips, chunks)
+            walked = walked + wide(there - here) * flow
+        target = (x - walked) / wide(begin - end)
+    rows = teacher_forcing_rows(x0, context, x, begin, labels)
+    error = noisy_part(flow_of(student, rows, attention), clips, chunks) - target
+    return weighted(error.flatten(1, 2), batch["object"])
+
+
+def own_context(student: CausalDiT, x0: Tensor, labels: Tensor, attention: SelfAttention) -> Tensor:
+    """Return clean chunks, half of them as the student's last pass would leave them."""
+    clips, chunks = x0.shape[:2]
+    last = shifted(torch.full((clips, chunks), 1 / NUM_PASSES, device=x0.device))
+    noised = (1 - wide(last)) * x0 + wide(last) * torch.randn_like(x0)
+    rows = teacher_forcing_rows(x0, x0, noised, last, labels)
+    flow = noisy_part(flow_of(student, rows, attention), clips, chunks)
+    own = torch.rand(clips, chunks, device=x0.device) < 0.5
+    return torch.where(wide(own), noised - wide(last) * flow, x0)
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--teacher", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--guidance", type=float, default=1.6)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--lr", type=float, default=6e-4)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    train(args)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train until the time is spent; save `dit.safetensors` (the average) as it goes."""
+    teacher, student = CausalDiT(DIT).to(args.device), CausalDiT(DIT).to(args.device)
+    for model in (teacher, student):
+        model.load_state_dict(load_file(args.teacher))
+    teacher.requires_grad_(False)
+    optimizers = optimizers_of(student, args.lr)
+    average = Average(student, 0.99)
+    checkpoint = args.out / "checkpoint.pt"
+    if checkpoint.exists():
+        state = torch.load(checkpoint, map_location=args.device, weights_only=True)
+        student.load_state_dict(state["model"])
+        average.weights = state["average"]
+        optimizers.load_state_dict(state["optimizers"])
+    draw = batches(load_shards(args.data, "clips"), args.batch, args.device)
+    started, step, losses = time.monotonic(), 0, []
+    while (spent := (time.monotonic() - started) / (60 * args.minutes)) < 1:
+        with torch.autocast(args.device, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+            loss = distill_loss(student, teacher, draw(), args.guidance)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))
+        average.update(student)
+        losses.append(float(loss.detach()))
+        step += 1
+        if step % 20 == 0:
+            print(f"step {step} spent {spent:.3f} loss {sum(losses[-20:]) / 20:.4f}", flush=True)
+        if step % 100 == 0:
+            save(student, average, optimizers, args.out)
+    save(student, average, optimizers, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Train pocket's video auto-encoder on rendered clips.
+
+    python -m streamgen.pocket.train.vae --out runs/vae [--minutes 25] [--freeze-encoder]
+
+Resumes from `--out` when it holds a checkpoint. The encoder is causal in groups of four frames; the
+first frame stands alone, so it is repeated three times in front of the clip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from streamgen.models.taehv import STARTUP_FRAMES, TAEHV, MemoryBlock
+from streamgen.pocket.config import VAE
+from streamgen.pocket.train.optim import Average, Optimizers, ramp
+from streamgen.pocket.world import SIZE, random_scene, render
+
+CLIP_FRAMES = 9
+CROP = 64
+POOL_CLIPS = 300
+
+
+def encode_clip(vae: TAEHV, video: Tensor) -> Tensor:
+    """Encode 4n - 3 frames `[b, f, 3, H, W]` in [0, 1] to n latents, as the decoder expects."""
+    lead_in = video[:, :1].expand(-1, STARTUP_FRAMES, -1, -1, -1)
+    return vae.encode_step(torch.cat([lead_in, video], dim=1), vae.encoder_state())[0]
+
+
+def random_clip(rng: np.random.Generator, num_frames: int) -> np.ndarray:
+    """Render a clip of one scene, or in a third of the draws of a change between two."""
+    first = random_scene(rng)
+    start = int(rng.integers(0, 96))
+    if rng.random() < 0.33:
+        change = start + int(rng.integers(-8, num_frames))
+        return render([(0, first), (change, random_scene(rng))], num_frames, start)
+    return render(first, num_frames, start)
+
+
+def batch(pool: list[np.ndarray], rng: np.random.Generator, size: int) -> Tensor:
+    """Cut random crops `[size, 9, 3, 64, 64]` in [0, 1] out of the pool."""
+    crops = []
+    for _ in range(size):
+        clip = pool[rng.integers(len(pool))]
+        y, x = rng.integers(0, (SIZE - CROP) // 8 + 1, 2) * 8
+        crops.append(clip[:, y : y + CROP, x : x + CROP])
+    return torch.from_numpy(np.stack(crops)).permute(0, 1, 4, 2, 3).float() / 255
+
+
+def loss_of(vae: TAEHV, video: Tensor, freeze_encoder: bool) -> tuple[Tensor, Tensor]:
+    """Return the training loss and the mean squared pixel error."""
+    with (
+        torch.set_grad_enabled(not freeze_encoder),
+        torch.autocast(video.device.type, torch.bfloat16),
+    ):
+        latents = encode_clip(vae, video * 1.0)
+    latents = latents.float()
+    if not freeze_encoder:
+        # Whitened by the batch, as the DiT's noise has variance 1; `fold` puts it in the weights.
+        mean = latents.mean(dim=(0, 1, 3, 4), keepdim=True)
+        std = latents.std(dim=(0, 1, 3, 4), keepdim=True)
+        latents = (latents - mean) / std
+    noise = torch.rand(len(latents), 1, 1, 1, 1, device=video.device) * 0.2
+    with torch.autocast(video.device.type, torch.bfloat16):
+        raw, _ = vae.decode_raw(latents + noise * torch.randn_like(latents), vae.decoder_state())
+    out = raw[:, STARTUP_FRAMES:].float()
+    error = (out - video).abs().mean() + 2 * ((out - video) ** 2).mean()
+    for dim in (-1, -2):
+        error = error + (out.diff(dim=dim) - video.diff(dim=dim)).abs().mean()
+    error = error + (out.diff(dim=1) - video.diff(dim=1)).abs().mean()
+    if not freeze_encoder:
+        error = error + 0.01 * std.log().square().mean()  # whitening would let the scale run away
+    return error, F.mse_loss(out.clamp(0, 1), video).detach()
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--freeze-encoder", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    train(args)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train until the time is spent; save `vae.safetensors` (the average) as it goes."""
+    rng = np.random.default_rng()
+    vae = TAEHV(VAE).to(args.device, memory_format=torch.channels_last)
+    checkpoint = args.out / "checkpoint.pt"
+    if checkpoint.exists():
+        vae.load_state_dict(torch.load(checkpoint, weights_only=True))
+    else:
+        initialise(vae)
+    if args.freeze_encoder:
+        vae.encoder.requires_grad_(False)
+    optimizers = Optimizers(vae, muon_lr=1e-3, adam_lr=1e-3)
+    average = Average(vae, 0.995)
+    pool = [random_clip(rng, CLIP_FRAMES) for _ in range(POOL_CLIPS)]
+    started, step, errors = time.monotonic(), 0, []
+    while (spent := (time.monotonic() - started) / (60 * args.minutes)) < 1:
+        for _ in range(2):
+            pool[rng.integers(len(pool))] = random_clip(rng, CLIP_FRAMES)
+        video = batch(pool, rng, args.batch).to(args.device)
+        loss, mse = loss_of(vae, video, args.freeze_encoder)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))
+        average.update(vae)
+        errors.append(float(mse))
+        step += 1
+        if step % 100 == 0:
+            psnr = -10 * np.log10(np.mean(errors[-100:]))
+            print(f"step {step} spent {spent:.2f} loss {loss:.4f} psnr {psnr:.2f}", flush=True)
+        if step % 200 == 0:
+            torch.save(vae.state_dict(), checkpoint)
+            save(average.weights, args.out / "vae.safetensors")
+    torch.save(vae.state_dict(), checkpoint)
+    vae.load_state_dict(average.weights)
+    if not args.freeze_encoder:
+        fold(vae, torch.cat([batch(pool, rng, 16) for _ in range(8)]).to(args.device))
+    save(vae.state_dict(), args.out / "vae.safetensors")
+
+
+@torch.no_grad()
+def fold(vae: TAEHV, video: Tensor) -> None:
+    """Scale the encoder's last layer so that latents have mean 0 and variance 1 a channel."""
+    latents = encode_clip(vae, video)
+    mean, std = latents.mean(dim=(0, 1, 3, 4)), latents.std(dim=(0, 1, 3, 4))
+    last = vae.encoder[-1]
+    last.weight.div_(std[:, None, None, None])
+    last.bias.sub_(mean).div_(std)
+
+
+@torch.no_grad()
+def initialise(vae: TAEHV) -> None:
+    """Start with memory blocks that pass their input on."""
+    for module in reversed(list(vae.modules())):  # convolutions before the block that holds them
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        if isinstance(module, MemoryBlock):
+            module.conv[4].weight.mul_(0.1)
+    vae.decoder[-1].weight.mul_(0.1)
+    vae.decoder[-1].bias.fill_(0.5)
+
+
+def save(weights: dict[str, Tensor], path: Path) -> None:
+    """Write weights."""
+    save_file({k: v.contiguous() for k, v in weights.items()}, path)
+
+
+if __name__ == "__main__":
+    main()

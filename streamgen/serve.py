@@ -1,0 +1,194 @@
+"""`streamgen serve`: the web server in this process, the engine in one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import ipaddress
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import uvicorn
+
+from streamgen.command_options import ServeConfig
+from streamgen.config import NOT_OPTIONS, EngineConfig
+from streamgen.errors import StreamgenError
+from streamgen.limits import UNLIMITED
+from streamgen.machine import installed_version
+from transport.http import create_app
+from transport.options import TransportOptions
+from transport.server import listen, uvicorn_config
+
+if TYPE_CHECKING:
+    from streamgen.engine_client import EngineClient
+    from streamgen.models.presets import Preset
+
+logger: Final = logging.getLogger(__name__)
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+# In order it ends within 5 s; what hangs longer is cut off.
+STOP_TIMEOUT_S: Final = 4.5
+CUT_OFF: Final = 1
+STDERR: Final = 2
+
+
+def run(engine: EngineConfig, server: ServeConfig, *, preset: Preset | None = None) -> int:
+    """Serve until told to stop, and return 0.
+
+    The port is taken first, before anything slow. Ctrl-C and SIGTERM end everything in order within
+    5 seconds, a second one ends it at once. Raises OSError when the port cannot be had, and
+    StreamgenError when the engine's options are wrong or the model cannot be loaded.
+    """
+    logging.basicConfig(level=server.log_level.upper(), format=LOG_FORMAT)
+    if server.log_level != "debug":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # else a line for every request
+    with listen(server.host, server.port) as sock:
+        from streamgen.engine_client import EngineClient  # torch takes seconds to import
+
+        client = EngineClient(engine, preset=preset)
+        asyncio.run(_serve(client, sock, server))
+    return 0
+
+
+async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig) -> None:
+    from streamgen.stream_host import EngineHost
+
+    app = create_app(EngineHost(client), transport_options(client.config, server))
+    web = WebServer(uvicorn_config(app), announcement(client.preset.name, sock, server))
+    with stopping(web.stop):
+        await _start_engine(client)
+        loading = asyncio.create_task(_load(client, web))
+        try:
+            await web.serve(sockets=[sock])
+        finally:
+            await client.close()
+    await loading
+
+
+async def _start_engine(client: EngineClient) -> None:
+    """Start the engine's process so that Ctrl-C, which goes to all processes, is not for it.
+
+    It inherits the blocked signal. The tracker is started before, for it unblocks it.
+    """
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS[:1])
+    try:
+        await client.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS[:1])
+
+
+async def _load(client: EngineClient, web: WebServer) -> None:
+    """Wait until the engine is warm; if it never will be, end the server and raise why."""
+    try:
+        await client.wait_ready()
+    except StreamgenError:
+        if not web.should_exit:  # it was not told to stop
+            web.stop()
+            raise
+    else:
+        logger.info("%s is ready", client.preset.name)
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn, with its signals left to us and one line said once it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, announcement: str) -> None:
+        super().__init__(config)
+        self._announcement = announcement
+
+    def stop(self) -> None:
+        """Tell the clients and end."""
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none: uvicorn's way ends the process before the engine is closed."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections and say where."""
+        await super().startup(sockets)
+        print(self._announcement, flush=True)
+
+
+@contextmanager
+def stopping(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at the first Ctrl-C or SIGTERM; end the process at the second, or 5 s later."""
+    watchdog = threading.Timer(STOP_TIMEOUT_S, cut_off, ["it did not end in time"])
+    watchdog.daemon = True
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if watchdog.is_alive():
+            cut_off("told twice")
+        watchdog.start()
+        stop()
+
+    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        watchdog.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def cut_off(reason: str) -> None:
+    """End this process and those it started, now."""
+    # Not logged: a signal may have come while the log's lock was held.
+    os.write(STDERR, f"streamgen serve: ended at once, {reason}\n".encode())
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(CUT_OFF)
+
+
+def announcement(model: str, sock: socket.socket, server: ServeConfig) -> str:
+    """Return the line that names the URL of the page."""
+    address, port = sock.getsockname()[:2]
+    host, reach = server.host, ""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if ip.is_unspecified:
+        host, reach = "localhost", ", on every interface"
+    elif ":" in host:
+        host = f"[{host}]"
+    if not ip.is_loopback:
+        logger.warning("no key is asked for: whoever reaches port %d can use this server", port)
+    return f"streamgen serves {model} at http://{host}:{port}{server.root_path}/{reach}"
+
+
+def transport_options(engine: EngineConfig, server: ServeConfig) -> TransportOptions:
+    """Return what the web server is told; `engine` has its effective values."""
+    return TransportOptions(
+        version=installed_version(),
+        root_path=server.root_path,
+        settings=effective_settings(engine) | effective_settings(server),
+        max_viewers=server.max_viewers,
+        idle_timeout_s=server.idle_timeout,
+        max_session_s=engine.max_session_seconds,
+    )
+
+
+def effective_settings(config: EngineConfig | ServeConfig) -> Mapping[str, Any]:
+    """Return each option's value, as it would be written, and where it came from."""
+    keys = [f.name for f in dataclasses.fields(config) if f.name not in NOT_OPTIONS]
+    sources = {key: config.sources.get(key, "default") for key in keys}
+    return {
+        key: {"value": _as_written(key, getattr(config, key)), "source": sources[key]}
+        for key in keys
+    }
+
+
+def _as_written(key: str, value: object) -> object:
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return "none" if key == "window" and value == UNLIMITED else value

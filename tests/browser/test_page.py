@@ -1,0 +1,300 @@
+"""The page in a real browser: what a person sees and can do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+TIMEOUT_S = 30.0
+BLUE = "a blue ball rests in the snow on a clear day"
+RED = "a red ball rests in the snow on a clear day"
+
+# The share of strongly red pixels: none in a blue scene, some in one with a red thing in it.
+RED_SHARE = """
+    const probe = new OffscreenCanvas(64, 64).getContext("2d");
+    probe.drawImage(document.getElementById("video"), 0, 0, 64, 64);
+    const { data } = probe.getImageData(0, 0, 64, 64);
+    let red = 0;
+    for (let i = 0; i < data.length; i += 4) {
+      if (data[i] > 110 && data[i] > 1.8 * Math.max(data[i + 1], data[i + 2])) red += 1;
+    }
+    return red / (data.length / 4);
+"""
+BOX = "document.getElementById('prompt')"
+PICTURE = "return document.getElementById('video').toDataURL()"
+
+
+class Page:
+    """The page as a person uses it; reads what it shows."""
+
+    def __init__(self, browser: Any, url: str, prompt: str = BLUE) -> None:
+        self.browser = browser
+        browser.get(f"{url}?prompt={prompt.replace(' ', '+')}&seed=7")
+
+    @property
+    def state(self) -> str:
+        return self._find("body").get_attribute("data-state")
+
+    @property
+    def frame_index(self) -> int:
+        value = self._find("#video").get_attribute("data-frame-index")
+        return int(value) if value else -1
+
+    @property
+    def fps(self) -> float:
+        return float(self.text("[data-stat=fps]").replace("–", "0"))
+
+    @property
+    def prompt_state(self) -> str:
+        return self._find("#receipt").get_attribute("data-prompt-state")
+
+    @property
+    def receipt(self) -> str:
+        return self._find("#receipt .words").text
+
+    def write(self, text: str) -> None:
+        from selenium.webdriver.common.keys import Keys
+
+        self._find("#prompt").send_keys(text, Keys.ENTER)
+
+    def press(self, element_id: str) -> None:
+        self._find(f"#{element_id}").click()
+
+    def text(self, selector: str) -> str:
+        return self._find(selector).text
+
+    def run(self, script: str) -> Any:
+        return self.browser.execute_script(script)
+
+    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}; the state is {self.state}"
+            time.sleep(0.03)
+
+    def wait_live(self, timeout_s: float = TIMEOUT_S) -> None:
+        self.wait(lambda: self.state == "live", "the page did not become live", timeout_s)
+
+    def wait_frames(self, count: int) -> None:
+        """Wait until the picture is `count` frames further."""
+        first = self.frame_index
+        self.wait(lambda: self.frame_index >= first + count, f"{count} frames did not come")
+
+    def _find(self, selector: str) -> Any:
+        return self.browser.find_element("css selector", selector)
+
+
+def complaints(browser: Any) -> list[str]:
+    """Errors of the page's own scripts and failed loads, as the console has them."""
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_opens_and_plays(server: Any, browser: Any) -> None:
+    """The page becomes live by itself, frames move, and their rate, seed and prompt are shown."""
+    page = Page(browser, server.url)
+    page.wait_live()
+    before = page.run(PICTURE)
+    page.wait_frames(40)
+    assert page.run(PICTURE) != before
+    page.wait(lambda: page.text("#status") == "Live", "the page does not say that it is live")
+    assert page.text("#caption") == BLUE
+    assert browser.title.startswith(BLUE)
+    page.wait(lambda: page.fps > 5, "the frame rate is too low")
+    assert page.run("return document.getElementById('seed').value") == "7"
+    page.wait(lambda: page.text("[data-stat=chunk_ms_p50]") != "–", "no figures came")
+    assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert complaints(browser) == []
+
+
+def test_prompt_reaches_the_screen(server: Any, browser: Any) -> None:
+    """A prompt goes from sent over accepted to the screen, and the canvas has its colour."""
+    page = Page(browser, server.url)
+    page.wait_live()
+    page.wait_frames(4)
+    assert page.run(RED_SHARE) < 0.005
+    page.run("""
+        window.seen = [];
+        new MutationObserver(() => seen.push(receipt.dataset.promptState))
+            .observe(receipt, { attributes: true });
+    """)
+    page.write(RED)
+    page.wait(lambda: page.prompt_state == "shown", "the prompt did not reach the screen")
+    states = list(dict.fromkeys(page.run("return window.seen")))
+    assert states[:2] == ["sent", "accepted"]
+    assert states[-1] == "shown"
+    assert page.receipt.startswith("On screen after ")
+    assert page.receipt.endswith(" ms")
+    assert page.text("#caption") == RED
+    assert page.text("#timeline [aria-current] .text") == RED
+    page.wait(lambda: page.run(RED_SHARE) > 0.008, "the picture did not turn red")
+
+
+def test_pause_and_resume(server: Any, browser: Any) -> None:
+    """Pause stops the frames, resume goes on with the next one."""
+    page = Page(browser, server.url)
+    page.wait_live()
+    page.press("pause")
+    page.wait(lambda: page.state == "paused", "the page did not pause")
+    time.sleep(0.3)
+    index, picture = page.frame_index, page.run(PICTURE)
+    time.sleep(1.0)
+    assert (page.frame_index, page.run(PICTURE)) == (index, picture)
+    page.press("panel-button")
+    page.wait_live()
+    page.wait_frames(8)
+
+
+def test_blank_prompt(server: Any, browser: Any) -> None:
+    """A blank prompt is refused with a hint and not sent; the stream goes on."""
+    page = Page(browser, server.url)
+    page.wait_live()
+    page.write("   ")
+    assert page.prompt_state == "refused"
+    assert page.receipt == "Write what you want to see first."
+    assert page.run("return document.querySelectorAll('#timeline li').length") == 1
+    page.wait_frames(4)
+
+
+def test_refused_prompt(server: Any, browser: Any) -> None:
+    """A prompt that the server refuses says why, comes back for editing, and changes nothing."""
+    page = Page(browser, server.url)
+    page.wait_live()
+    page.run(f"{BOX}.value = 'a\\0b'; {BOX}.form.requestSubmit()")
+    page.wait(lambda: page.prompt_state == "rejected", "the prompt was not refused")
+    assert page.receipt.startswith("Refused: ")
+    assert "NUL" in page.receipt
+    assert page.run(f"return {BOX}.value.length") == 3
+    assert page.text("#caption") == BLUE
+    page.wait_frames(4)
+
+
+def test_seed(server: Any, browser: Any) -> None:
+    """The seed can be set and renewed; what is shown is what the server uses."""
+    page = Page(browser, server.url)
+    page.wait_live()
+    seed = "return document.getElementById('seed').value"
+    page.run("document.getElementById('seed').value = '4294967296'")
+    page.run("document.getElementById('seed-form').requestSubmit()")
+    assert page.text("#seed-hint") == "A whole number from 0 to 4294967295."
+    page.press("new-seed")
+    page.wait(lambda: page.run(seed) not in ("7", "4294967296"), "the seed did not change")
+    page.wait_frames(30)
+
+
+def test_server_restart(own_server: Any, browser: Any) -> None:
+    """A server that goes away and comes back: reconnecting, then live with the same prompt."""
+    page = Page(browser, own_server.url)
+    page.wait_live()
+    page.write(RED)
+    page.wait(lambda: page.prompt_state == "shown", "the prompt did not reach the screen")
+    own_server.stop()
+    page.wait(lambda: page.state == "reconnecting", "the loss was not noticed")
+    own_server.start()
+    page.wait_live()
+    page.wait_frames(4)
+    assert page.text("#caption") == RED
+    page.wait(lambda: page.run(RED_SHARE) > 0.008, "the new session has another prompt")
+
+
+def test_dropped_connection(proxy: Any, browser: Any) -> None:
+    """A connection that breaks is made again and the same session goes on."""
+    page = Page(browser, proxy.url)
+    page.wait_live()
+    page.wait_frames(20)
+    index = page.frame_index
+    page.run("""
+        window.seen = [];
+        new MutationObserver(() => seen.push(document.body.dataset.state))
+            .observe(document.body, { attributes: true });
+    """)
+    proxy.cut()
+    page.wait(lambda: "reconnecting" in page.run("return seen"), "the loss was not noticed")
+    page.wait_live()
+    page.wait_frames(4)
+    assert page.frame_index > index
+
+
+def test_warming(proxy: Any, browser: Any) -> None:
+    """While the server warms up the page says what it does, takes a prompt, and then plays it."""
+    body = b'{"status":"warming","stage":"weights","progress":0.6}'
+    head = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    proxy.canned[b"/readyz"] = head % len(body) + body
+    page = Page(browser, proxy.url)
+    page.wait(lambda: page.state == "warming", "the page does not say that the server warms up")
+    assert page.text("#panel-title") == "Warming up"
+    assert page.text("#panel-text") == "Loading the model."
+    assert page.run("return document.getElementById('panel-progress').value") == 0.6
+    page.write(RED)
+    assert page.prompt_state == "waiting"
+    proxy.canned.clear()
+    page.wait_live()
+    page.wait(lambda: page.prompt_state == "shown", "the prompt did not reach the screen")
+    assert page.text("#caption") == RED
+
+
+@pytest.mark.parametrize("ending", ["/", ""])
+def test_path_prefix(proxy: Any, browser: Any, ending: str) -> None:
+    """Everything the page asks for lies under the prefix, with and without its last slash."""
+    page = Page(browser, proxy.url.removesuffix("/") + ending)
+    page.wait_live()
+    page.wait_frames(4)
+    if ending:
+        assert proxy.missed == []
+        assert complaints(browser) == []
+    else:
+        # The browser fetches ahead what it finds in the text before the page's base is known.
+        assert set(proxy.missed) <= {"/gpu1/style.css", "/gpu1/app.js"}
+
+
+def test_hidden_page(server: Any, browser: Any) -> None:
+    """A hidden page lets the stream go on and shows the newest frame when it is seen again."""
+    page = Page(browser, server.url)
+    page.wait_live()
+    page.wait_frames(4)
+    window = browser.current_window_handle
+    index = page.frame_index
+    page.run("document.addEventListener('visibilitychange', () => { window.hid = true; })")
+    browser.switch_to.new_window("tab")
+    time.sleep(2.0)
+    browser.close()
+    browser.switch_to.window(window)
+    assert page.run("return window.hid"), "the page was never hidden"
+    page.wait(lambda: page.frame_index >= index + 28, "the stream stood still", 1.0)
+    page.wait_frames(4)
+    assert page.state == "live"
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1440])
+def test_fits_every_width(server: Any, browser: Any, width: int) -> None:
+    """No width makes the page scroll sideways, and the picture and the prompt box can be seen."""
+    metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page = Page(browser, server.url)
+    page.wait_live()
+    assert page.run("return document.documentElement.scrollWidth") <= width
+    box = page.run(f"const r = {BOX}.getBoundingClientRect(); return [r.left, r.right, r.bottom]")
+    assert 0 <= box[0] < box[1] <= width
+    assert box[2] <= 844
+    assert page.run("return document.getElementById('video').clientWidth") >= min(width - 64, 480)
+
+
+def test_keyboard(server: Any, browser: Any) -> None:
+    """Space pauses and resumes; a slash leads to the prompt box, where a space is a space."""
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    page = Page(browser, server.url)
+    page.wait_live()
+    keys = lambda text: ActionChains(browser).send_keys(text).perform()  # noqa: E731
+    keys(" ")
+    page.wait(lambda: page.state == "paused", "the page did not pause")
+    keys(" ")
+    page.wait_live()
+    keys("/")
+    keys("a b")
+    assert page.run(f"return {BOX}.value") == "a b"
+    assert page.state == "live"

@@ -1,0 +1,368 @@
+"""The engine behind an event loop: in a thread, and in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from streamgen.engine_client import EngineClient
+from streamgen.engine_link import ProcessLink
+from streamgen.engine_stream import EngineStream
+from streamgen.errors import (
+    Capacity,
+    EngineStopped,
+    InvalidPrompt,
+    InvalidRequest,
+    ModelNotReady,
+    NotFound,
+    StreamgenError,
+)
+from streamgen.frame_ring import FrameRing
+from streamgen.messages import (
+    Applied,
+    Chunk,
+    Failed,
+    SetPrompt,
+    StateChanged,
+    Superseded,
+    Update,
+)
+from streamgen.session_config import SessionRequest
+from tests.streamgen.tiny import TINY, Studio, tiny_config
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+REQUEST = SessionRequest(prompt="a red ball", seed=42)
+RINGS = Path("/dev/shm")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["thread", "process"])
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
+    client = EngineClient(
+        tiny_config(max_sessions=2, deterministic=True),
+        preset=TINY,
+        own_process=request.param == "process",
+    )
+    await client.start()
+    await client.wait_ready()
+    yield client
+    await client.close()
+    assert not client.stats().alive
+
+
+async def play(stream: EngineStream, until: int) -> list[Chunk]:
+    """Play chunks up to number `until`, and return copies of them."""
+    chunks = []
+    async for chunk in stream.chunks():
+        chunks.append(dataclasses.replace(chunk, frames=chunk.frames.copy()))
+        stream.played(chunk.first_frame_index + len(chunk.frames) - 1)
+        chunk.release()
+        if chunk.index == until:
+            break
+    return chunks
+
+
+async def quiet(client: EngineClient, sessions_free: int) -> None:
+    """Wait until so many places are free."""
+    deadline = time.monotonic() + 10
+    while client.stats().sessions_free != sessions_free:
+        assert time.monotonic() < deadline, client.stats()
+        await asyncio.sleep(0.01)
+
+
+async def test_chunks_are_those_of_the_engine_bit_for_bit(client: EngineClient) -> None:
+    with Studio(deterministic=True) as studio:
+        expected = studio.make(studio.open(), 4)
+    stream = await client.open(REQUEST)
+    chunks = await play(stream, until=3)
+    for chunk, reference in zip(chunks, expected, strict=True):
+        assert chunk.first_frame_index == reference.first_frame_index
+        np.testing.assert_array_equal(chunk.frames, reference.frames)
+        np.testing.assert_array_equal(chunk.latents, reference.latents)
+    await stream.close()
+
+
+async def test_frames_are_read_only_and_release_may_come_twice(client: EngineClient) -> None:
+    stream = await client.open(REQUEST)
+    async for chunk in stream.chunks():
+        with pytest.raises(ValueError, match="read-only"):
+            chunk.frames[0] = 0
+        chunk.release()
+        chunk.release()
+        break
+    await stream.close()
+
+
+async def test_a_control_has_two_receipts(client: EngineClient) -> None:
+    stream = await client.open(REQUEST)
+    await play(stream, until=1)
+    first = await stream.control(SetPrompt("a star", event_id="first"))
+    second = await stream.control(SetPrompt("a box", event_id="second"))
+    assert (first.prompt_revision, second.prompt_revision) == (1, 2)
+    chunks = await play(stream, until=4)
+    revisions = [chunk.prompt_revision for chunk in chunks]
+    assert revisions == sorted(revisions)
+    assert revisions[-1] == 2
+    await stream.close()
+    events = [event async for event in stream.events()]
+    (applied,) = [e for e in events if isinstance(e, Applied) and e.event_id == "second"]
+    assert applied.chunk_index == next(c.index for c in chunks if c.prompt_revision == 2)
+    others = [e for e in events if getattr(e, "event_id", None) == "first"]
+    assert len(others) == 1
+    assert isinstance(others[0], Superseded | Applied)
+
+
+async def test_errors_cross_with_code_and_field(client: EngineClient) -> None:
+    stream = await client.open(REQUEST)
+    with pytest.raises(InvalidPrompt) as caught:
+        await stream.control(SetPrompt(""))
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "prompt")
+    with pytest.raises(InvalidRequest, match=r"0\.\.4294967295"):
+        await client.open(dataclasses.replace(REQUEST, seed=-1))
+    other = await client.open(REQUEST)
+    with pytest.raises(Capacity) as full:
+        await client.open(REQUEST)
+    assert full.value.retryable
+    assert full.value.retry_after_s
+    await play(stream, until=1)
+    await stream.close()
+    await other.close()
+
+
+async def test_without_a_report_of_playing_two_chunks_are_made(client: EngineClient) -> None:
+    stream = await client.open(REQUEST)
+    chunks = stream.chunks()
+    assert [(await anext(chunks)).index for _ in range(2)] == [0, 1]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(chunks), 0.3)
+    await stream.close()
+
+
+async def test_pause_is_told_at_once(client: EngineClient) -> None:
+    stream = await client.open(REQUEST)
+    await play(stream, until=0)
+    await stream.control(Update(paused=True))
+    assert stream.state == "paused"
+    await stream.control(Update(paused=False))
+    await play(stream, until=3)
+    await stream.close()
+
+
+async def test_a_suspended_stream_frees_its_place_and_goes_on(client: EngineClient) -> None:
+    stream = await client.open(REQUEST)
+    await play(stream, until=2)
+    assert client.stats().sessions_free == 1
+    await stream.suspend()
+    await stream.suspend()
+    await quiet(client, sessions_free=2)
+    assert stream.state == "suspended"
+    await stream.resume()
+    chunks = await play(stream, until=5)
+    assert [c.index for c in chunks] == [3, 4, 5]
+    assert {len(c.frames) for c in chunks} == {12}
+    await stream.close()
+    await quiet(client, sessions_free=2)
+
+
+async def test_an_opening_that_is_cancelled_leaves_nothing(client: EngineClient) -> None:
+    opening = asyncio.create_task(client.open(REQUEST))
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    stream = await client.open(REQUEST)  # answered after the other one was closed or opened
+    await stream.close()
+    await quiet(client, sessions_free=2)
+    assert client.list() == ()
+
+
+async def test_the_last_chunk_ends_the_stream(client: EngineClient) -> None:
+    stream = await client.open(dataclasses.replace(REQUEST, num_frames=30))
+    assert client.get(stream.id) is stream
+    assert sum(len(chunk.frames) for chunk in await play(stream, until=99)) == 30
+    events = [event async for event in stream.events()]
+    assert events[-1] == StateChanged("closed", "done")
+    assert client.get(stream.id) is None
+    for end in (stream.suspend, stream.resume, stream.close, stream.close):
+        await end()
+    with pytest.raises(NotFound):
+        await stream.control(SetPrompt("too late"))
+
+
+async def test_closing_ends_readers_and_lets_go_of_what_nobody_took(client: EngineClient) -> None:
+    stream = await client.open(REQUEST)
+    reading = asyncio.create_task(play(stream, until=99))
+    await asyncio.sleep(0.1)
+    await stream.close()
+    await stream.close()
+    await asyncio.wait_for(reading, 10)
+    await quiet(client, sessions_free=2)
+
+
+async def test_chunks_that_are_not_let_go_do_not_stop_the_engine(client: EngineClient) -> None:
+    """More than the ring has slots: the rest come by value."""
+    stream = await client.open(REQUEST)
+    held = []
+    async for chunk in stream.chunks():
+        held.append((chunk, chunk.frames.copy()))
+        stream.played(chunk.first_frame_index + len(chunk.frames) - 1)
+        if len(held) == 10:
+            break
+    for chunk, frames in held:
+        np.testing.assert_array_equal(chunk.frames, frames)
+        chunk.release()
+    await stream.close()
+
+
+async def test_stages_are_told_and_nothing_opens_before_the_last() -> None:
+    client = EngineClient(tiny_config(dtype="auto"), preset=TINY, own_process=False)
+    stages: list[str] = []
+    handle = client._handle
+
+    def note(reply: object) -> None:
+        handle(reply)  # type: ignore[arg-type]
+        stages.append(client.stats().stage)
+
+    client._handle = note  # type: ignore[method-assign]
+    await client.start()
+    assert not client.stats().ready
+    with pytest.raises(ModelNotReady) as caught:
+        await client.open(REQUEST)
+    assert caught.value.retry_after_s
+    await client.wait_ready()
+    assert client.stats().ready
+    assert list(dict.fromkeys(stages)) == ["weights", "measuring", "warm-up", "ready"]
+    assert client.stats().pages_free == client.config.max_sessions * 9
+    await client.close()
+    await client.close()
+    with pytest.raises(EngineStopped):
+        await client.open(REQUEST)
+
+
+@pytest.mark.parametrize("own_process", [False, True])
+async def test_weights_that_are_missing_are_said(own_process: bool, tmp_path: Path) -> None:
+    preset = dataclasses.replace(TINY, weights=tmp_path)
+    client = EngineClient(tiny_config(), preset=preset, own_process=own_process)
+    await client.start()
+    with pytest.raises(StreamgenError, match=r"dit\.safetensors cannot be read"):
+        await client.wait_ready()
+    assert not client.stats().alive
+    await client.close()
+
+
+async def process_client() -> tuple[EngineClient, int]:
+    """Return a ready client of its own process, and the process's id."""
+    client = EngineClient(tiny_config(), preset=TINY)
+    await client.start()
+    await client.wait_ready()
+    assert isinstance(client._link, ProcessLink)
+    assert client._link._process is not None
+    assert client._link._process.pid is not None
+    return client, client._link._process.pid
+
+
+async def test_a_dead_engine_is_told_to_every_viewer() -> None:
+    client, pid = await process_client()
+    stream = await client.open(REQUEST)
+    await play(stream, until=1)
+    os.kill(pid, signal.SIGKILL)
+    chunks = [chunk async for chunk in stream.chunks()]
+    for chunk in chunks:
+        chunk.release()
+    events = [event async for event in stream.events()]
+    assert isinstance(events[-2], Failed)
+    assert (events[-2].code, events[-2].retryable) == ("worker_restarted", True)
+    assert "exit code -9" in events[-2].message
+    assert events[-1] == StateChanged("failed")
+    assert not client.stats().alive
+    with pytest.raises(EngineStopped):
+        await client.open(REQUEST)
+    await client.close()
+
+
+async def test_a_stuck_engine_is_ended_within_five_seconds() -> None:
+    client, pid = await process_client()
+    stream = await client.open(REQUEST)
+    os.kill(pid, signal.SIGSTOP)
+    start = time.monotonic()
+    await client.close()
+    assert time.monotonic() - start < 5
+    assert not alive(pid)
+    assert [event async for event in stream.events()][-1] == StateChanged("closed")
+
+
+async def test_an_engine_that_is_loading_is_ended_at_once() -> None:
+    rings = set(RINGS.glob("streamgen-*")) if RINGS.is_dir() else set()
+    client = EngineClient(tiny_config(), preset=TINY)
+    await client.start()
+    start = time.monotonic()
+    await client.close()
+    assert time.monotonic() - start < 5
+    with pytest.raises(EngineStopped):
+        await client.wait_ready()
+    assert (set(RINGS.glob("streamgen-*")) if RINGS.is_dir() else set()) <= rings
+
+
+async def test_the_engine_ends_when_its_client_dies() -> None:
+    script = (
+        "import asyncio, os, signal\n"
+        "from tests.streamgen.test_engine_client import process_client\n"
+        "async def main():\n"
+        "    client, pid = await process_client()\n"
+        "    print(pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if __name__ == '__main__':\n"
+        "    asyncio.run(main())\n"
+    )
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    client = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", script],
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    assert client.returncode == -signal.SIGKILL
+    pid = int(client.stdout)
+    deadline = time.monotonic() + 10
+    while alive(pid):
+        assert time.monotonic() < deadline, pid
+        await asyncio.sleep(0.05)
+
+
+async def test_a_ring_gives_its_slots_in_turn_and_leaves_no_file() -> None:
+    ring = FrameRing.create(num_slots=2, slot_bytes=24)
+    reader = FrameRing(ring.layout)
+    ring.unlink()
+    ring.unlink()
+    assert not ring.layout.path.exists()
+    frames = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3)
+    assert [ring.put(frames), ring.put(frames[:1]), ring.put(frames)] == [0, 1, None]
+    np.testing.assert_array_equal(reader.view(0, (2, 2, 2, 3)), frames)
+    np.testing.assert_array_equal(reader.view(1, (1, 2, 2, 3)), frames[:1])
+    ring.release(1)
+    assert ring.put(frames + 1) == 1
+    view = reader.view(1, (2, 2, 2, 3))
+    del reader, ring
+    np.testing.assert_array_equal(view, frames + 1)  # a view outlives the rings
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,58 @@
+"""Serve the page without an engine: `python -m tests.transport.demo_server [PORT] [CHUNK_S]`.
+
+The prompt's words red, green, blue, yellow, white and night give a moving gradient its colour;
+the seed gives it its phase. 128 x 128 at 16 frames a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import numpy as np
+import uvicorn
+from numpy.typing import NDArray
+
+from tests.transport.fake_host import FakeHost, Shot
+from transport.http import create_app
+from transport.options import TransportOptions
+from transport.server import listen, uvicorn_config
+
+COLOURS = {
+    "red": (255, 60, 50),
+    "green": (50, 220, 80),
+    "blue": (60, 110, 255),
+    "yellow": (255, 220, 60),
+    "white": (250, 250, 250),
+}
+
+
+def paint_gradient(shot: Shot) -> NDArray[np.uint8]:
+    """Paint a band of the prompt's colour that wanders across the picture."""
+    words = str(shot.prompt).lower()
+    colour = next((COLOURS[name] for name in COLOURS if name in words), (160, 160, 170))
+    shade = 0.4 if "night" in words else 1.0
+    frames = np.arange(shot.first_frame, shot.first_frame + shot.num_frames)
+    x = np.arange(shot.width) / shot.width
+    y = np.arange(shot.height) / shot.height
+    phase = (frames / 48 + shot.seed * 0.381966) % 1.0
+    slope = x[None, None, :] + y[None, :, None] / 2 + phase[:, None, None]
+    wave = 0.35 + 0.65 * (0.5 + 0.5 * np.sin(2 * np.pi * slope))
+    return (shade * wave[..., None] * np.array(colour)).astype(np.uint8)
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    logging.basicConfig(level=logging.INFO)
+    port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
+    chunk_s = float(sys.argv[2]) if len(sys.argv) > 2 else 0.5
+    host = FakeHost(chunk_s=chunk_s, chunk_frames=12, fps=16, width=128, height=128)
+    host.paint = paint_gradient
+    app = create_app(host, TransportOptions(version="demo"))
+    sock = listen("127.0.0.1", port)
+    print(f"http://127.0.0.1:{sock.getsockname()[1]}/")
+    uvicorn.Server(uvicorn_config(app)).run(sockets=[sock])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""The routes over HTTP, and what they say when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from tests.transport.conftest import RunningServer, Serve
+from tests.transport.fake_host import FakeHost
+from transport.http import LATER
+
+SESSIONS = "/v1/realtime/sessions"
+
+
+async def request(server: RunningServer, method: str, path: str, **fields: Any) -> Any:
+    """Send one request and return the response."""
+    async with server.http() as http:
+        return await http.request(method, path, **fields)
+
+
+def check_error(response: Any, status: int, code: str) -> dict[str, Any]:
+    """Check that an error has the documented shape, and return it."""
+    assert response.status_code == status
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["code"] == code
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    assert error["type"] == kind
+    return error
+
+
+async def test_the_page_and_its_files(serve: Serve) -> None:
+    """At the root, with a type that browsers take for a module, asked for again each time."""
+    server = await serve()
+    page = await request(server, "GET", "/")
+    assert "<title>" in page.text
+    assert page.headers["content-type"].startswith("text/html")
+    module = await request(server, "GET", "/app.js")
+    assert "javascript" in module.headers["content-type"]
+    assert module.headers["cache-control"] == "no-cache"
+    assert (await request(server, "HEAD", "/app.js")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/nothing"),
+        ("POST", "/nothing"),
+        ("GET", "/../stream.py"),
+        ("GET", "/%2e%2e/stream.py"),
+        ("GET", f"{SESSIONS}/none"),
+        ("DELETE", f"{SESSIONS}/none"),
+    ],
+)
+async def test_what_is_not_there(serve: Serve, method: str, path: str) -> None:
+    """404 in the documented shape."""
+    check_error(await request(await serve(), method, path), 404, "not_found")
+
+
+async def test_a_method_that_is_not_allowed(serve: Serve) -> None:
+    """405 says which are."""
+    response = await request(await serve(), "DELETE", "/v1/models")
+    check_error(response, 405, "invalid_request")
+    assert response.headers["allow"] == "GET"
+
+
+async def test_readiness(serve: Serve) -> None:
+    """503 with the stage until warm; liveness does not care."""
+    server = await serve(FakeHost(ready=False))
+    warming = await request(server, "GET", "/readyz")
+    assert warming.status_code == 503
+    assert warming.json() == {"status": "warming", "stage": "weights", "progress": 0.6}
+    assert (await request(server, "GET", "/health")).status_code == 200
+    server.host.ready = True
+    ready = await request(server, "GET", "/readyz")
+    assert ready.json() == {
+        "status": "ready",
+        "capacity": {"sessions_free": 3, "pages_free": 30},
+    }
+
+
+async def test_a_dead_engine(serve: Serve) -> None:
+    """The process lives, the engine does not."""
+    server = await serve(FakeHost(alive=False))
+    assert (await request(server, "GET", "/healthz")).status_code == 200
+    assert (await request(server, "GET", "/health")).status_code == 503
+    down = await request(server, "GET", "/readyz")
+    assert (down.status_code, down.json()["status"]) == (503, "down")
+
+
+async def test_facts(serve: Serve) -> None:
+    """Version, models, settings, schemas."""
+    server = await serve(version="1.2.3", settings={"port": {"value": 1, "source": "flag"}})
+    assert (await request(server, "GET", "/version")).json() == {"version": "1.2.3"}
+    assert (await request(server, "GET", "/v1/config")).json()["port"]["source"] == "flag"
+    (model,) = (await request(server, "GET", "/v1/models")).json()["data"]
+    assert (model["id"], model["object"], model["suggestions"]) == ("fake", "model", ["red"])
+    schema = (await request(server, "GET", "/schema/realtime.json")).json()
+    assert "session.start" in schema["$defs"]
+    openapi = (await request(server, "GET", "/openapi.json")).json()
+    body = openapi["paths"][SESSIONS]["post"]["requestBody"]["content"]["application/json"]
+    assert "prompt" in body["schema"]["properties"]
+
+
+async def test_a_session_over_http(serve: Serve) -> None:
+    """Create, read, list, control, end."""
+    server = await serve()
+    async with server.http() as http:
+        made = await http.post(SESSIONS, json={"prompt": "red", "seed": 5, "format": "raw"})
+        assert made.status_code == 201
+        session = made.json()
+        assert made.headers["location"] == f"{SESSIONS}/{session['id']}"
+        assert session["config"]["seed"] == 5
+        viewer = await server.connect(session["urls"]["view"])
+        await viewer.send("session.resume", resume_token=session["resume_token"])
+        assert (await viewer.until("video.start"))["format"] == "raw"
+        await viewer.until_frame(2)
+        event = {
+            "type": "session.interaction",
+            "interaction": {"event_id": "h", "event": {"prompt": "blue"}},
+        }
+        queued = await http.post(session["urls"]["events"], json=event)
+        assert queued.json() == {
+            "type": "session.interaction.queued",
+            "event_id": "h",
+            "prompt_revision": 1,
+        }
+        await viewer.until("session.interaction.applied", event_id="h")
+        described = (await http.get(made.headers["location"])).json()
+        assert described["state"] == "running"
+        assert [entry["prompt"] for entry in described["prompts"]] == ["red", "blue"]
+        assert "token" not in json.dumps(described)
+        listed = (await http.get(SESSIONS)).json()["data"]
+        assert [entry["id"] for entry in listed] == [session["id"]]
+        pong = await http.post(session["urls"]["events"], json={"type": "session.ping"})
+        assert pong.json() == {"type": "session.pong"}
+        ended = await http.delete(made.headers["location"])
+        assert ended.json() == {"id": session["id"], "state": "closed"}
+        assert server.host.streams == {}
+        assert (await viewer.until("session.done"))["stopped"] is True
+        assert await viewer.until_closed() == 1000
+        check_error(await http.delete(made.headers["location"]), 404, "not_found")
+
+
+async def test_stop_as_an_event(serve: Serve) -> None:
+    """The same as `DELETE`."""
+    server = await serve()
+    await server.start()
+    stop = {"type": "session.stop"}
+    done = await request(server, "POST", f"{SESSIONS}/s1/events", json=stop)
+    assert done.json()["stopped"] is True
+    assert server.host.streams == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"prompt": ""}, 400, "invalid_request"),
+        ({"type": "session.stop"}, 400, "invalid_request"),
+        ({"prompt": "a", "size": "1x1"}, 400, "invalid_request"),
+        ({"prompt": "a", "format": "h264"}, 422, "unsupported"),
+        ({"prompt": "a", "colour": 1}, 422, "unsupported"),
+        ({"prompt": "a", "model": "b"}, 404, "not_found"),
+        ([], 400, "invalid_request"),
+    ],
+)
+async def test_bad_bodies(serve: Serve, body: Any, status: int, code: str) -> None:
+    """A true status and the code of the realtime protocol."""
+    check_error(await request(await serve(), "POST", SESSIONS, json=body), status, code)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"prompt":"\\ud83d"}', b'{"a":1,"a":1}'])
+async def test_bodies_that_are_no_json(serve: Serve, body: bytes) -> None:
+    """400, never 500."""
+    headers = {"content-type": "application/json; charset=utf-8"}
+    response = await request(await serve(), "POST", SESSIONS, content=body, headers=headers)
+    check_error(response, 400, "invalid_request")
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_other_media_types(serve: Serve, media_type: str) -> None:
+    """415; a page of another origin cannot send JSON without asking."""
+    headers = {"content-type": media_type}
+    response = await request(
+        await serve(), "POST", SESSIONS, content=b'{"prompt":"a"}', headers=headers
+    )
+    check_error(response, 415, "invalid_request")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_q13_large_bodies(serve: Serve, chunked: bool) -> None:
+    """100 MiB are refused with 413 as soon as that is known, not when they are there."""
+    server = await serve()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {100 * 1024 * 1024}"
+    head = (
+        f"POST {SESSIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
+    )
+    writer.write(head.encode())
+    if chunked:
+        for _ in range(5):
+            writer.write(b"100000\r\n" + b" " * 0x100000 + b"\r\n")
+    status = await asyncio.wait_for(reader.readline(), 30)
+    assert status.startswith(b"HTTP/1.1 413")
+    writer.close()
+
+
+async def test_control_bodies_have_the_limit_of_control_messages(serve: Serve) -> None:
+    """64 KiB."""
+    server = await serve()
+    await server.start()
+    body = {"type": "session.ping", "x": "x" * 65_536}
+    response = await request(server, "POST", f"{SESSIONS}/s1/events", json=body)
+    check_error(response, 413, "invalid_request")
+
+
+async def test_doors_that_come_later(serve: Serve) -> None:
+    """422, whatever the method."""
+    server = await serve()
+    async with server.http() as http:
+        for path in LATER:
+            for method in ("GET", "POST", "DELETE"):
+                check_error(await http.request(method, path), 422, "unsupported")
+
+
+async def test_sockets_that_are_not_there(serve: Serve) -> None:
+    """Refused in the handshake: 422 for the one that comes later, 403 for any other."""
+    server = await serve()
+    for path, status in (("/v1/realtime_video/generate", 422), ("/nothing", 403)):
+        with pytest.raises(InvalidStatus) as caught:
+            async with connect(f"ws://127.0.0.1:{server.port}{path}"):
+                pass
+        assert caught.value.response.status_code == status
+
+
+async def test_an_error_from_the_inside_is_not_shown(serve: Serve) -> None:
+    """500 with a plain sentence."""
+    server = await serve()
+
+    def broken() -> None:
+        raise AssertionError("secret of the house")
+
+    server.host.stats = broken  # type: ignore[method-assign,assignment]
+    error = check_error(await request(server, "GET", "/readyz"), 500, "internal")
+    assert "secret" not in error["message"]
+
+
+@pytest.mark.parametrize("path", ["", "/gpu1/live"])
+async def test_a_path_prefix(serve: Serve, path: str) -> None:
+    """Behind a proxy that strips the prefix, and behind one that does not."""
+    server = await serve(root_path="/gpu1/live")
+    assert "<title>" in (await request(server, "GET", f"{path}/")).text
+    assert (await request(server, "GET", f"{path}/app.js")).status_code == 200
+    made = await request(server, "POST", path + SESSIONS, json={"prompt": "a"})
+    assert made.headers["location"].startswith("/gpu1/live/v1/")
+    client = await server.connect(f"{path}/v1/realtime/video")
+    await client.start()
+    viewer = await server.connect(f"{path}{SESSIONS}/{made.json()['id']}/view")
+    await viewer.send("session.view", viewer_token=made.json()["viewer_token"])
+    await viewer.until_frame(0)

@@ -1,0 +1,313 @@
+"""The realtime socket as a well-behaved client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from tests.transport.conftest import Serve, eventually
+from tests.transport.fake_host import FakeHost, revision_of
+from transport.stream import Failed
+
+
+async def test_start_reports_the_values_in_effect(serve: Serve) -> None:
+    """`video.start` comes first, with tokens and effective values."""
+    server = await serve()
+    client = await server.connect()
+    start = await client.start("a red ball", seed=7, size="128x64", num_inference_steps=3)
+    assert client.messages == [start]
+    assert start["format"] == "jpeg"
+    assert start["resume_token"] != start["viewer_token"]
+    expected = {"prompt": "a red ball", "seed": 7, "width": 128, "height": 64, "fps": 40}
+    assert start["config"].items() >= {**expected, "num_inference_steps": 3}.items()
+
+
+async def test_a_seed_that_is_left_out_is_reported(serve: Serve) -> None:
+    """The chosen seed is in `config` and in the metadata."""
+    server = await serve()
+    client = await server.connect()
+    start = await client.start(seed=None)
+    metadata = await client.until("video.chunk_metadata")
+    assert metadata["seed"] == start["config"]["seed"] == 42
+
+
+async def test_metadata_announces_each_chunk_before_its_frames(serve: Serve) -> None:
+    """Frames come in order, each with a header that agrees with the chunk's metadata."""
+    server = await serve()
+    client = await server.start()
+    await client.until_frame(12)
+    chunks = {m["generation_chunk_index"]: m for m in client.of_type("video.chunk_metadata")}
+    assert [m["transport_chunk_index"] for m in chunks.values()] == [0, 1, 2, 3]
+    assert [frame.index for frame in client.frames] == list(range(13))
+    for frame in client.frames:
+        metadata = chunks[frame.chunk_index]
+        offset = frame.index - metadata["first_frame_index"]
+        assert 0 <= offset < metadata["num_frames"] == 4
+        assert frame.pts_us / 1000 == pytest.approx(metadata["pts_ms"] + offset * 25, abs=0.001)
+        assert frame.decode().shape == (48, 64, 3)
+        assert "byte_length" not in metadata
+
+
+async def test_frames_leave_evenly_though_chunks_come_in_bursts(serve: Serve) -> None:
+    """The interval between frames stays close to the nominal one."""
+    server = await serve(FakeHost(chunk_s=0.15, chunk_frames=8, fps=40))
+    client = await server.start()
+    await client.until_frame(8)
+    arrivals = []
+    for _ in range(24):
+        await client.more_frames(1)
+        arrivals.append(asyncio.get_running_loop().time())
+    gaps = sorted(later - earlier for earlier, later in pairwise(arrivals))
+    assert 0.015 < gaps[len(gaps) // 2] < 0.035
+
+
+async def test_raw_frames_are_bare_rgb(serve: Serve) -> None:
+    """With `raw` the payload is height x width x 3 bytes."""
+    server = await serve()
+    client = await server.start(format="raw")
+    frame = await client.until_frame(0)
+    assert len(frame.payload) == 48 * 64 * 3
+    assert frame.payload[:3] == bytes((16, 16, 16))
+
+
+async def test_without_pictures_the_messages_still_come(serve: Serve) -> None:
+    """With `none` there is metadata and control, and no frame."""
+    server = await serve()
+    client = await server.start(format="none")
+    await client.prompt("blue", "e1")
+    await client.until("session.interaction.applied", event_id="e1")
+    assert client.frames == []
+
+
+async def test_a_prompt_is_acknowledged_twice(serve: Serve) -> None:
+    """`queued` on acceptance; `applied` with the first frame that obeys, just before it."""
+    server = await serve()
+    client = await server.start()
+    await client.until_frame(2)
+    await client.prompt("a blue ball", "mine")
+    queued = await client.until("session.interaction.queued")
+    assert queued == {
+        "type": "session.interaction.queued",
+        "event_id": "mine",
+        "prompt_revision": 1,
+    }
+    applied = await client.until("session.interaction.applied")
+    frame = await client.receive()
+    assert applied["event_id"] == "mine"
+    assert applied["frame_index"] == frame.index
+    assert applied["chunk_index"] == frame.chunk_index
+    assert applied["pts_ms"] == frame.pts_us / 1000
+    assert revision_of(frame.decode()) == applied["prompt_revision"] == 1
+    metadata = client.of_type("video.chunk_metadata")[-1]
+    assert metadata["started_event_ids"] == metadata["completed_event_ids"] == ["mine"]
+
+
+async def test_an_event_without_a_name_gets_one(serve: Serve) -> None:
+    """Both answers carry the name that the server chose."""
+    server = await serve()
+    client = await server.start()
+    await client.send("session.interaction", interaction={"event": {"prompt": "blue"}})
+    queued = await client.until("session.interaction.queued")
+    assert queued["event_id"].startswith("evt_")
+    await client.until("session.interaction.applied", event_id=queued["event_id"])
+
+
+async def test_updates_are_acknowledged_like_prompts(serve: Serve) -> None:
+    """A new seed shows in the metadata of the chunk that it is applied with."""
+    server = await serve()
+    client = await server.start()
+    await client.send("session.update", event_id="u", seed=9)
+    queued = await client.until("session.interaction.queued", event_id="u")
+    assert queued["prompt_revision"] == 0
+    await client.until("session.interaction.applied", event_id="u")
+    assert client.of_type("video.chunk_metadata")[-1]["seed"] == 9
+
+
+async def test_pause_stops_the_picture_at_once(serve: Serve) -> None:
+    """After `paused` no frame leaves, though some are ready; then it goes on without a gap."""
+    server = await serve()
+    client = await server.start()
+    await client.until_frame(6)
+    await client.send("session.update", paused=True)
+    await client.until("session.state", state="paused")
+    shown = len(client.frames)
+    await client.receive_for(0.3)
+    assert len(client.frames) <= shown + 1
+    await client.send("session.update", paused=False)
+    await client.until("session.state", state="running")
+    await client.more_frames(8)
+    assert [frame.index for frame in client.frames] == list(range(len(client.frames)))
+    assert (await client.until("session.stats"))["underruns"] == 0
+
+
+async def test_stats_come_once_a_second(serve: Serve) -> None:
+    """The figures are there and plausible."""
+    server = await serve()
+    client = await server.start()
+    await client.prompt("blue", "e")
+    await client.until("session.stats")
+    stats = await client.until("session.stats")
+    assert stats["fps"] == pytest.approx(40, rel=0.2)
+    assert stats["chunk_ms_p50"] == stats["chunk_ms_p95"] == 50
+    assert 0 < stats["lead_ms"] <= 1000 * 10 / 40
+    assert 0 < stats["control_to_frame_ms"] < 1000
+    assert stats["dropped"] == 0
+    assert stats["level"]["num_inference_steps"] == 4
+
+
+async def test_ping_is_answered(serve: Serve) -> None:
+    """Before and after the start."""
+    server = await serve()
+    client = await server.connect()
+    await client.send("session.ping")
+    await client.until("session.pong")
+    await client.start()
+    await client.send("session.ping")
+    await client.until("session.pong")
+
+
+async def test_stop_ends_the_session(serve: Serve) -> None:
+    """`session.done`, then close 1000, and the engine has nothing left."""
+    server = await serve()
+    client = await server.start()
+    await client.until_frame(3)
+    await client.send("session.stop")
+    done = await client.until("session.done")
+    assert done == {"type": "session.done", "chunks": 1, "stopped": True}
+    assert await client.until_closed() == 1000
+    assert server.host.streams == {}
+
+
+async def test_chunks_are_released_and_played_frames_reported(serve: Serve) -> None:
+    """Every chunk that was encoded is handed back; the engine knows what was played."""
+    server = await serve()
+    client = await server.start()
+    stream = server.host.streams["s1"]
+    await client.until_frame(20)
+    assert stream.played_frame >= 20
+    assert stream.num_released >= 5
+    assert stream.num_chunks - stream.num_released <= 1
+
+
+async def test_with_acks_at_most_two_frames_are_in_flight(serve: Serve) -> None:
+    """A client that stops to acknowledge gets no third frame, and the newest when it goes on."""
+    server = await serve()
+    client = await server.start(acks=True)
+    client.acks = False
+    await client.receive_for(0.5)
+    assert [frame.index for frame in client.frames] == [0, 1]
+    await client.send("session.ack", frame_index=1, displayed_at_ms=1.5)
+    frame = await client.until_frame(2)
+    assert frame.index >= 10
+    assert (await client.until("session.stats"))["dropped"] >= 8
+
+
+async def test_a_watcher_sees_the_same_frames(serve: Serve) -> None:
+    """The view socket joins in the middle; each frame is encoded once for all."""
+    server = await serve()
+    client = await server.start()
+    start = client.messages[0]
+    await client.until_frame(5)
+    watcher = await server.connect(f"/v1/realtime/sessions/{start['session_id']}/view")
+    await watcher.send("session.view", viewer_token=start["viewer_token"])
+    welcome = await watcher.until("video.start")
+    assert "resume_token" not in welcome
+    assert "viewer_token" not in welcome
+    last = await watcher.until_frame(12)
+    await client.until_frame(last.index)
+    sent = {frame.index: frame.payload for frame in client.frames}
+    assert watcher.frames[0].index >= 5
+    assert all(sent[frame.index] == frame.payload for frame in watcher.frames)
+    assert watcher.of_type("video.chunk_metadata")[0]["transport_chunk_index"] == 0
+
+
+async def test_a_watcher_cannot_control(serve: Serve) -> None:
+    """Its controls are refused, its leaving changes nothing."""
+    server = await serve()
+    client = await server.start()
+    start = client.messages[0]
+    watcher = await server.connect(f"/v1/realtime/sessions/{start['session_id']}/view")
+    await watcher.send("session.view", viewer_token=start["viewer_token"])
+    await watcher.until("video.start")
+    await watcher.prompt("blue", "w")
+    assert (await watcher.until("error"))["event_id"] == "w"
+    await watcher.send("session.stop")
+    assert (await watcher.until("error"))["code"] == "unauthorized"
+    await watcher.socket.close()
+    await client.more_frames(8)
+
+
+async def test_a_second_controller_with_the_resume_token(serve: Serve) -> None:
+    """The view socket controls with the resume token; all viewers hear what is applied."""
+    server = await serve()
+    client = await server.start()
+    start = client.messages[0]
+    other = await server.connect(f"/v1/realtime/sessions/{start['session_id']}/view")
+    await other.send("session.resume", resume_token=start["resume_token"], format="none")
+    await other.until("video.start")
+    await other.prompt("blue", "o")
+    await other.until("session.interaction.queued", event_id="o")
+    await client.until("session.interaction.applied", event_id="o")
+
+
+@pytest.mark.parametrize("kind", ["wrong viewer token", "no session", "wrong resume token"])
+async def test_wrong_tokens_close_with_1008(serve: Serve, kind: str) -> None:
+    """An error says what is wrong, then the socket is closed."""
+    server = await serve()
+    client = await server.start()
+    session_id = "nope" if kind == "no session" else client.messages[0]["session_id"]
+    other = await server.connect(f"/v1/realtime/sessions/{session_id}/view")
+    if kind == "wrong resume token":
+        await other.send("session.resume", resume_token="x")
+    else:
+        await other.send("session.view", viewer_token="é")
+    code = (await other.until("error"))["code"]
+    assert code == ("unauthorized" if kind == "wrong viewer token" else "not_found")
+    assert await other.until_closed() == 1008
+
+
+async def test_a_failure_is_told_and_closes(serve: Serve) -> None:
+    """Viewers of a failed session get the error and the close code of its kind."""
+    server = await serve()
+    client = await server.start()
+    other = await server.start()
+    await client.until_frame(2)
+    server.host.streams["s1"].fail(Failed("worker_restarted", "the engine died", retryable=True))
+    error = await client.until("error")
+    assert (error["code"], error["retryable"]) == ("worker_restarted", True)
+    assert await client.until_closed() == 1012
+    await other.more_frames(8)
+
+
+async def test_a_session_has_a_longest_life(serve: Serve) -> None:
+    """After it: an error and close code 4001."""
+    server = await serve(max_session_s=0.3)
+    client = await server.start()
+    error = await client.until("error")
+    assert error["code"] == "timeout_max_duration"
+    assert await client.until_closed() == 4001
+    await eventually(lambda: server.host.streams == {})
+
+
+async def test_a_full_server_says_so(serve: Serve) -> None:
+    """An error with a hint when to come again, then close 1013."""
+    server = await serve(FakeHost(max_sessions=1))
+    await server.start()
+    late = await server.connect()
+    await late.send("session.start", prompt="me too")
+    error = await late.until("error")
+    assert (error["code"], error["retryable"], error["retry_after_s"]) == ("capacity", True, 5)
+    assert await late.until_closed() == 1013
+
+
+async def test_viewers_are_limited(serve: Serve) -> None:
+    """One viewer too many is told that the server is full."""
+    server = await serve(max_viewers=1)
+    await server.start()
+    late = await server.connect()
+    await late.send("session.start", prompt="me too")
+    assert (await late.until("error"))["code"] == "capacity"
+    assert await late.until_closed() == 1013
+    assert server.host.num_opened == 1

@@ -1,0 +1,388 @@
+"""Reading messages: what is legal is read exactly, all else is a ProtocolError and never more."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transport import replies, wire
+from transport.fields import MAX_PROMPT_CHARACTERS, ProtocolError, WeightedPrompt
+
+EXAMPLES: list[dict[str, Any]] = [
+    {
+        "type": "session.start",
+        "prompt": "a ball",
+        "model": "m",
+        "format": "jpeg",
+        "width": 832,
+        "height": 480,
+        "size": "832x480",
+        "fps": 16,
+        "seed": 4294967295,
+        "num_frames": 81,
+        "num_inference_steps": 4,
+        "window": 21,
+        "sink": 3,
+        "acks": True,
+    },
+    {"type": "session.start", "prompt": [{"text": "a", "weight": 1}, {"text": "b", "weight": 0.5}]},
+    {"type": "session.view", "viewer_token": "t", "format": "none", "acks": False},
+    {"type": "session.resume", "resume_token": "t"},
+    {
+        "type": "session.interaction",
+        "interaction": {
+            "event_id": "e",
+            "event": {"prompt": "a star"},
+            "transition": {"mode": "blend", "chunks": 3, "curve": "slerp"},
+            "transition_chunks": 4,
+        },
+    },
+    {
+        "type": "session.update",
+        "event_id": "e",
+        "paused": True,
+        "seed": 0,
+        "steps": 2,
+        "fps": 24,
+        "reset": "all",
+    },
+    {"type": "session.ack", "frame_index": 7, "displayed_at_ms": 1.5},
+    {"type": "session.ping"},
+    {"type": "session.stop"},
+]
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("\ud83d"),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def refusal(message: dict[str, Any] | str) -> ProtocolError:
+    """Return the error that a message is answered with."""
+    with pytest.raises(ProtocolError) as caught:
+        wire.parse(message if isinstance(message, str) else json.dumps(message))
+    return caught.value
+
+
+def start(**fields: Any) -> dict[str, Any]:
+    """Return a `session.start`."""
+    return {"type": "session.start", "prompt": "a ball", **fields}
+
+
+def interaction(prompt: Any) -> dict[str, Any]:
+    """Return a change of prompt."""
+    return {"type": "session.interaction", "interaction": {"event": {"prompt": prompt}}}
+
+
+def check_answerable(text: str | bytes) -> None:
+    """Parse, and if that is refused make sure that the refusal can be sent."""
+    try:
+        wire.parse(text)
+    except ProtocolError as error:
+        replies.encode(replies.from_error(error)).encode()
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: message["type"])
+def test_examples_are_read(message: dict[str, Any]) -> None:
+    """Each message, with all its fields, becomes its dataclass."""
+    parsed = wire.parse(json.dumps(message))
+    assert type(parsed) is wire.CLIENT_MESSAGES[message["type"]]
+
+
+def test_every_client_message_has_an_example() -> None:
+    """The examples above, which the fuzzing starts from, leave no type out."""
+    assert {message["type"] for message in EXAMPLES} == wire.CLIENT_MESSAGES.keys()
+
+
+def test_a_start_is_read_exactly() -> None:
+    """Size may be given either way; weighted texts become objects."""
+    assert wire.parse(json.dumps(start(size="64X48"))) == wire.SessionStart("a ball", size=(64, 48))
+    assert wire.SessionStart("a", size=(64, 48)).dimensions == (64, 48)
+    assert wire.SessionStart("a", width=64, height=48).dimensions == (64, 48)
+    assert wire.SessionStart("a").dimensions == (None, None)
+    mixed = wire.parse(json.dumps(EXAMPLES[1]))
+    assert isinstance(mixed, wire.SessionStart)
+    assert mixed.prompt == (WeightedPrompt("a", 1.0), WeightedPrompt("b", 0.5))
+
+
+def test_transition_chunks_is_another_way_to_say_chunks() -> None:
+    """`transition.chunks` wins over `transition_chunks`."""
+    both = wire.parse(json.dumps(EXAMPLES[4]))
+    assert isinstance(both, wire.SessionInteraction)
+    assert both.transition == wire.Transition("blend", 3, "slerp")
+    short = json.dumps(
+        {
+            "type": "session.interaction",
+            "interaction": {"event": {"prompt": "a"}, "transition_chunks": 4},
+        }
+    )
+    parsed = wire.parse(short)
+    assert isinstance(parsed, wire.SessionInteraction)
+    assert parsed.transition == wire.Transition(chunks=4)
+
+
+def test_null_is_the_same_as_leaving_an_optional_field_out() -> None:
+    """But not for a required one."""
+    assert wire.parse(json.dumps(start(seed=None, num_frames=None))) == wire.SessionStart("a ball")
+    assert refusal(start(prompt=None)).param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[]", "a list"),
+        ('"x"', '"x"'),
+        ("null", "null"),
+        ("1", "1"),
+        ("[" * 100_000, "too deeply"),
+        ('{"a":' * 100_000, "too deeply"),
+        ("1" * 5_000, "too long"),
+        ('{"type":"session.ping","type":"session.stop"}', "twice"),
+        ('{"type":"session.start","prompt":"a","seed":NaN}', "NaN"),
+        ('{"type":"session.start","prompt":"a","seed":-Infinity}', "-Infinity"),
+        ("{}", "type"),
+        ('{"type":"nope"}', '"nope"'),
+        ('{"type":["prompt"]}', "type"),
+        ('{"type":null}', "type"),
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+def test_what_is_no_message(text: str, says: str) -> None:
+    """The error says what is wrong."""
+    error = refusal(text)
+    assert error.code == "invalid_request"
+    assert says in error.message
+
+
+def test_bytes_that_are_no_utf8() -> None:
+    """An HTTP body need not be text at all."""
+    with pytest.raises(ProtocolError, match="UTF-8"):
+        wire.parse(b'{"type":"\xc3\x28"}')
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        start(image_reference={"image_url": "data:,"}),
+        start(extra_params={}),
+        start(streaming_buffer_seconds=1.0),
+        start(format="h264"),
+        start(format="m4s"),
+        start(colour="red"),
+        {"type": "session.rewind", "to_chunk": 1},
+        {"type": "session.fork", "at_chunk": 1},
+        {"type": "session.playback", "position_seconds": 1.0},
+        {"type": "session.interaction", "interaction": {"event": {"prompt": "a", "x": 1}}},
+    ],
+)
+def test_what_is_not_offered_is_unsupported(message: dict[str, Any]) -> None:
+    """Nothing that a client asks for is ignored."""
+    assert refusal(message).code == "unsupported"
+
+
+def test_an_unknown_field_is_named() -> None:
+    """With its path, and in a form that can be sent whatever it is."""
+    assert refusal(start(colour="red")).param == "colour"
+    nested = {"type": "session.interaction", "interaction": {"event": {"prompt": "a", "x": 1}}}
+    assert refusal(nested).param == "interaction.event.x"
+    odd = refusal(start(**{"\ud83d" * 1000: 1}))
+    assert odd.param is not None
+    assert odd.param.isascii()
+    assert len(odd.param) < 100
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("seed", seed) for seed in (-1, 2**32, 2**63, 1.5, 1.0, "42", True, [])],
+        *[("width", side) for side in (0, -832, 16_385, 10**400, 832.0, "832", True)],
+        *[
+            ("size", size)
+            for size in ("480p", "832*480", "832", "0x480", "832x100000", "８x８", 832)
+        ],
+        *[("size", size) for size in ("832x480x3", " 832x480", "832x480\n", "")],
+        *[("num_frames", number) for number in (0, -1, 1.5, "81")],
+        *[("fps", fps) for fps in (0, -1, 241, 16.5, "16")],
+        *[("num_inference_steps", steps) for steps in (0, 1001, "4")],
+        *[("window", window) for window in (-2, 1.5)],
+        *[("sink", sink) for sink in (-1, "1")],
+        *[("acks", acks) for acks in (1, "true")],
+        *[("format", format) for format in ("JPEG", "webp", 1, [])],
+        *[("model", model) for model in ("", " ", 5, "m" * 201, "a\0")],
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+def test_illegal_values_are_named(field: str, value: Any) -> None:
+    """The error carries the field."""
+    fields = {field: value, **({"height": 480} if field == "width" else {})}
+    error = refusal(start(**fields))
+    assert (error.code, error.param) == ("invalid_request", field)
+    assert field in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"width": 832}, "height"),
+        ({"height": 480}, "width"),
+        ({"width": 64, "height": 48, "size": "48x64"}, "size"),
+    ],
+)
+def test_sizes_that_contradict(fields: dict[str, Any], param: str) -> None:
+    """Half a size, and two different sizes."""
+    assert refusal(start(**fields)).param == param
+
+
+def test_an_update_must_change_something() -> None:
+    """And its error carries its name."""
+    error = refusal({"type": "session.update", "event_id": "u"})
+    assert error.event_id == "u"
+
+
+def test_the_event_id_is_found_in_what_cannot_be_read() -> None:
+    """So that a client can tell which of its messages was refused."""
+    broken = {"type": "session.interaction", "interaction": {"event_id": "e", "event": {}}}
+    assert refusal(broken).event_id == "e"
+    broken["interaction"]["event_id"] = "\ud83d"  # type: ignore[index]
+    assert refusal(broken).event_id is None
+
+
+@pytest.mark.parametrize("make", [lambda prompt: start(prompt=prompt), interaction])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        "   ",
+        "\n\t",
+        "\u3000",
+        None,
+        5,
+        {},
+        [],
+        [""],
+        ["a"],
+        [{"text": "", "weight": 1}],
+        [{"text": "a"}],
+        [{"text": "a", "weight": 1, "x": 1}],
+        [{"text": "a", "weight": 0}],
+        [{"text": "a", "weight": -1}],
+        [{"text": "a", "weight": True}],
+        [{"text": "a", "weight": 10**400}],
+        [{"text": "a", "weight": "1"}],
+        [{"text": "a", "weight": 1}] * 17,
+        [{"text": "a", "weight": 1}] * 1000,
+        "a\0b",
+        "\ud83d",
+        "a" * (MAX_PROMPT_CHARACTERS + 1),
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+def test_prompts_that_are_refused(make: Any, prompt: Any) -> None:
+    """One rule at the start and in mid-stream."""
+    error = refusal(make(prompt))
+    assert error.code == "invalid_request"
+    assert error.param is not None
+    assert "prompt" in error.param
+
+
+def test_infinite_weights_are_refused() -> None:
+    """JSON can write infinity as 1e999."""
+    text = json.dumps(start(prompt=[{"text": "a", "weight": 7777}])).replace("7777", "1e999")
+    assert "finite" in refusal(text).message
+
+
+def test_the_limit_of_a_prompt_is_named() -> None:
+    """A person learns how much to cut."""
+    message = refusal(start(prompt="a" * 100_000)).message
+    assert "100,000" in message
+    assert "10,000" in message
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "👨‍👩‍👧‍👦 in the rain",
+        "你好，雨中的猫",
+        "قطة \u202e في المطر",
+        "e" + "\u0301" * 200,
+        "\ufffe",
+        "cafe\u0301",
+        "café",
+        "  spaces around  ",
+        "line\nbreak\x1b[31m",
+        "a" * MAX_PROMPT_CHARACTERS,
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+def test_prompts_are_kept_character_for_character(prompt: str) -> None:
+    """Nothing is trimmed, normalised or cut, escaped or not."""
+    for ensure_ascii in (True, False):
+        parsed = wire.parse(json.dumps(start(prompt=prompt), ensure_ascii=ensure_ascii))
+        assert isinstance(parsed, wire.SessionStart)
+        assert parsed.prompt == prompt
+    alone = wire.parse(json.dumps(interaction([{"text": prompt, "weight": 2}])))
+    assert isinstance(alone, wire.SessionInteraction)
+    assert alone.prompt == prompt
+
+
+@given(st.text())
+def test_oracle_10_any_text(text: str) -> None:
+    """No text makes anything but a message or a ProtocolError."""
+    check_answerable(text)
+
+
+@given(st.binary())
+def test_oracle_10_any_bytes(data: bytes) -> None:
+    """The same for the body of an HTTP request."""
+    check_answerable(data)
+
+
+@given(json_values)
+def test_oracle_10_any_json(value: Any) -> None:
+    """The same for any JSON, NaN and Infinity among it."""
+    check_answerable(json.dumps(value))
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+def test_oracle_10_any_member(message: dict[str, Any], data: st.DataObject) -> None:
+    """The same when one member of a legal message, at any depth, is replaced, added or removed."""
+    changed = json.loads(json.dumps(message))
+    holder = changed
+    while nested := [value for value in holder.values() if isinstance(value, dict)]:
+        if data.draw(st.booleans()):
+            break
+        holder = data.draw(st.sampled_from(nested))
+    name = data.draw(st.sampled_from(list(holder)) | st.text())
+    if data.draw(st.booleans()):
+        holder[name] = data.draw(json_values)
+    else:
+        holder.pop(name, None)
+    check_answerable(json.dumps(changed))
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(0, 2**32 - 1))
+def test_numbers_survive(displayed_at_ms: float, frame_index: int) -> None:
+    """What is legal arrives as it was."""
+    fields = {"frame_index": frame_index, "displayed_at_ms": displayed_at_ms}
+    parsed = wire.parse(json.dumps({"type": "session.ack", **fields}))
+    assert parsed == wire.SessionAck(frame_index, displayed_at_ms)
+
+
+def test_replies_leave_out_what_is_not_known() -> None:
+    """None is not written, and text stays readable."""
+    text = replies.encode(replies.Error("internal", "雨", retryable=True))
+    assert text == '{"type":"error","code":"internal","message":"雨","retryable":true}'
+
+
+def test_replies_never_hold_nan() -> None:
+    """A figure that is not finite is our own mistake."""
+    with pytest.raises(ValueError):
+        replies.encode(replies.InteractionApplied("e", 1, 2, 3, math.nan))

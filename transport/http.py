@@ -1,0 +1,182 @@
+"""The application: the page, health, models, sessions over HTTP, and the realtime sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from fastapi import FastAPI, WebSocket
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
+
+from transport.options import TransportOptions
+from transport.problems import add_handlers, problem
+from transport.schema import realtime_schema
+from transport.sessions import Sessions
+from transport.sessions_api import PATH as SESSIONS
+from transport.sessions_api import sessions_router
+from transport.stream import ModelInfo, StreamHost
+from transport.websocket import RealtimeSocket
+
+# Doors of the interface that this server does not have yet.
+LATER: Final = (
+    "/metrics",
+    f"{SESSIONS}/restore",
+    f"{SESSIONS}/{{session_id}}/fork",
+    f"{SESSIONS}/{{session_id}}/rewind",
+    f"{SESSIONS}/{{session_id}}/snapshot",
+    f"{SESSIONS}/{{session_id}}/whep",
+    f"{SESSIONS}/{{session_id}}/whep/{{peer}}",
+    f"{SESSIONS}/{{session_id}}/webrtc",
+    f"{SESSIONS}/{{session_id}}/stream.mjpeg",
+    f"{SESSIONS}/{{session_id}}/stream.mp4",
+    f"{SESSIONS}/{{session_id}}/frame.jpg",
+    f"{SESSIONS}/{{session_id}}/recording.mp4",
+    "/v1/videos",
+    "/v1/videos/{rest:path}",
+)
+LATER_SOCKET: Final = "/v1/realtime_video/generate"
+ALL_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+def create_app(host: StreamHost, options: TransportOptions) -> FastAPI:
+    """Return the application that serves `host`."""
+    sessions = Sessions(host, options)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await sessions.close()
+
+    app = FastAPI(
+        title="streamgen",
+        version=options.version,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.add_middleware(PathPrefix, root_path=options.root_path)
+    add_handlers(app)
+    _add_facts(app, host, options)
+    for path in LATER:
+        app.add_api_route(path, _unsupported, methods=ALL_METHODS, include_in_schema=False)
+    app.include_router(sessions_router(sessions, options))
+    _add_sockets(app, sessions, options)
+    app.router.default = WebFiles(directory=options.web_root, html=True)
+    return app
+
+
+class PathPrefix:
+    """Says under which prefix the application is reached, whether the proxy strips it or not.
+
+    The server's own root path would be put before a path that has it already.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on with the prefix."""
+        await self._app({**scope, "root_path": self._root_path}, receive, send)
+
+
+class WebFiles(StaticFiles):
+    """The page's files, for whatever no route names."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a file; a socket is refused, and what is no file is not found."""
+        if scope["type"] == "websocket":
+            await WebSocketClose()(scope, receive, send)
+        elif scope["type"] == "http":
+            if scope["method"] not in ("GET", "HEAD"):
+                raise HTTPException(404, "there is nothing here")
+            await super().__call__(scope, receive, send)
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Have browsers ask whether a file changed."""
+        response = await super().get_response(path, scope)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+
+def _add_facts(app: FastAPI, host: StreamHost, options: TransportOptions) -> None:
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Answer while the server's process lives."""
+        return {"status": "ok"}
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Answer 200 while the engine lives too."""
+        alive = host.stats().alive
+        return JSONResponse({"status": "ok" if alive else "down"}, 200 if alive else 503)
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        """Answer 200 when sessions can be made; being full is not being unready."""
+        stats = host.stats()
+        if stats.alive and stats.ready:
+            free = {"sessions_free": stats.sessions_free, "pages_free": stats.pages_free}
+            return JSONResponse({"status": "ready", "capacity": free})
+        status = "warming" if stats.alive else "down"
+        body = {"status": status, "stage": stats.stage, "progress": stats.progress}
+        return JSONResponse(body, 503, {"Retry-After": "1"})
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """Return the server's version."""
+        return {"version": options.version}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """List the models."""
+        return {"object": "list", "data": [_describe(model) for model in host.stats().models]}
+
+    @app.get("/v1/config")
+    async def config() -> dict[str, Any]:
+        """Return the effective settings and where each came from."""
+        return dict(options.settings)
+
+    schema = realtime_schema()
+
+    @app.get("/schema/realtime.json")
+    async def realtime() -> JSONResponse:
+        """Return the JSON Schema of the realtime protocol."""
+        return JSONResponse(schema, media_type="application/schema+json")
+
+
+def _add_sockets(app: FastAPI, sessions: Sessions, options: TransportOptions) -> None:
+    @app.websocket("/v1/realtime/video")
+    async def video(websocket: WebSocket) -> None:
+        await RealtimeSocket(websocket, sessions, options).run()
+
+    @app.websocket(f"{SESSIONS}/{{session_id}}/view")
+    async def view(websocket: WebSocket, session_id: str) -> None:
+        await RealtimeSocket(websocket, sessions, options, session_id).run()
+
+    @app.websocket(LATER_SOCKET)
+    async def later(websocket: WebSocket) -> None:
+        await websocket.send_denial_response(await _unsupported())
+
+
+async def _unsupported() -> JSONResponse:
+    return problem(422, "unsupported", "this server does not offer this yet")
+
+
+def _describe(model: ModelInfo) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "owned_by": "streamgen",
+        "width": model.width,
+        "height": model.height,
+        "fps": model.fps,
+        "chunk_frames": model.chunk_frames,
+        "suggestions": list(model.suggestions),
+        **(model.details or {}),
+    }

@@ -1,0 +1,25 @@
+"""What the server is told at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportOptions:
+    """Limits and facts of one server. `settings` is what `/v1/config` shows."""
+
+    version: str = "0"
+    root_path: str = ""
+    web_root: Path = Path(__file__).parent / "web"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    jpeg_quality: int = 80
+    max_viewers: int = 64
+    first_message_timeout_s: float = 10.0
+    send_timeout_s: float = 10.0  # a connection that takes nothing for so long is dropped
+    attach_timeout_s: float = 30.0  # a session made over HTTP waits so long for its first viewer
+    idle_timeout_s: float | None = 60.0  # a suspended session is kept so long
+    max_session_s: float | None = None

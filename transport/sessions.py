@@ -1,0 +1,113 @@
+"""The sessions of one server, by id and by token."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Iterator
+
+from transport.broadcast import Broadcast
+from transport.encoder import Encoder
+from transport.options import TransportOptions
+from transport.stream import SessionConfig, StreamError, StreamHost
+from transport.wire import SessionStart
+
+logger = logging.getLogger(__name__)
+
+
+class Sessions:
+    """Opens sessions at the host and runs their broadcasts until they end."""
+
+    def __init__(self, host: StreamHost, options: TransportOptions) -> None:
+        self.host = host
+        self._options = options
+        self._encoder = Encoder(jpeg_quality=options.jpeg_quality)
+        self._broadcasts: dict[str, Broadcast] = {}
+        self._runs: dict[str, asyncio.Task[None]] = {}
+
+    def __iter__(self) -> Iterator[Broadcast]:
+        return iter(tuple(self._broadcasts.values()))
+
+    @property
+    def num_viewers(self) -> int:
+        """Viewers of all sessions."""
+        return sum(len(broadcast.viewers) for broadcast in self)
+
+    async def open(self, start: SessionStart) -> Broadcast:
+        """Create a session; raise StreamError when the host refuses it."""
+        width, height = start.dimensions
+        config = SessionConfig(
+            prompt=start.prompt,
+            model=start.model,
+            width=width,
+            height=height,
+            fps=start.fps,
+            seed=start.seed,
+            num_frames=start.num_frames,
+            num_inference_steps=start.num_inference_steps,
+            window=start.window,
+            sink=start.sink,
+        )
+        stream = await self.host.open(config)
+        broadcast = Broadcast(
+            stream,
+            self._encoder,
+            self._options,
+            default_format=start.format or "jpeg",
+            default_acks=bool(start.acks),
+        )
+        self._broadcasts[broadcast.id] = broadcast
+        run = asyncio.get_running_loop().create_task(broadcast.run())
+        self._runs[broadcast.id] = run
+        run.add_done_callback(lambda run: self._forget(broadcast.id, run))
+        # repr escapes control characters and what would turn the text round.
+        logger.info("session %s opened: %r", broadcast.id, str(start.prompt)[:200])
+        return broadcast
+
+    def get(self, session_id: str) -> Broadcast:
+        """Return a session that lives; raise StreamError otherwise."""
+        broadcast = self._broadcasts.get(session_id)
+        if broadcast is None or broadcast.ended:
+            raise StreamError("not_found", "there is no such session")
+        return broadcast
+
+    def find_resumable(self, resume_token: str, session_id: str | None = None) -> Broadcast:
+        """Return the session of this token, if given with this id; raise StreamError otherwise."""
+        for broadcast in self:
+            fits = session_id in (None, broadcast.id) and not broadcast.ended
+            if _same(resume_token, broadcast.resume_token) and fits:
+                return broadcast
+        raise StreamError("not_found", "the session has ended, or the resume token is wrong")
+
+    def find_viewable(self, session_id: str, viewer_token: str) -> Broadcast:
+        """Return the session of this id and viewer token; raise StreamError when there is none."""
+        broadcast = self.get(session_id)
+        if not _same(viewer_token, broadcast.viewer_token):
+            raise StreamError("unauthorized", "the viewer token is wrong")
+        return broadcast
+
+    async def wait_ended(self, session_id: str) -> None:
+        """Wait until a session that was concluded is closed."""
+        if run := self._runs.get(session_id):
+            await asyncio.wait({run})
+
+    async def close(self) -> None:
+        """End all sessions."""
+        runs = list(self._runs.values())
+        for run in runs:
+            run.cancel()
+        await asyncio.gather(*runs, return_exceptions=True)
+        self._encoder.close()
+
+    def _forget(self, session_id: str, run: asyncio.Task[None]) -> None:
+        del self._broadcasts[session_id]
+        del self._runs[session_id]
+        if not run.cancelled() and (error := run.exception()):
+            logger.error("session %s did not close cleanly", session_id, exc_info=error)
+        else:
+            logger.info("session %s ended", session_id)
+
+
+def _same(given: str, secret: str) -> bool:
+    return hmac.compare_digest(given.encode(), secret.encode())

@@ -1,0 +1,64 @@
+"""The controls of one session: those on their way to a frame, and the prompts so far."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from transport.fields import Prompt
+
+MAX_PENDING: Final = 256
+MAX_PROMPTS: Final = 256
+NUM_LATENCIES: Final = 32
+
+
+@dataclass(slots=True)
+class PromptEntry:
+    """One prompt; `chunk_index` is the first chunk played under it, None while there is none."""
+
+    prompt_revision: int
+    prompt: Prompt
+    chunk_index: int | None = None
+
+
+class Timeline:
+    """Remembers a bounded number of controls and prompts."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self.prompts: deque[PromptEntry] = deque([PromptEntry(0, prompt)], maxlen=MAX_PROMPTS)
+        self._sent_at: dict[str, float] = {}
+        self._latencies_s: deque[float] = deque(maxlen=NUM_LATENCIES)
+
+    @property
+    def control_to_frame_s(self) -> float | None:
+        """Median time from a control's arrival to its first frame, of the latest ones."""
+        if not self._latencies_s:
+            return None
+        return sorted(self._latencies_s)[len(self._latencies_s) // 2]
+
+    def sent(self, event_id: str, now: float) -> None:
+        """A control is handed to the engine."""
+        if len(self._sent_at) >= MAX_PENDING:
+            del self._sent_at[next(iter(self._sent_at))]
+        self._sent_at[event_id] = now
+
+    def accepted(self, prompt_revision: int, prompt: Prompt) -> None:
+        """A prompt has a revision."""
+        self.prompts.append(PromptEntry(prompt_revision, prompt))
+
+    def dropped(self, event_id: str) -> None:
+        """A control will have no effect."""
+        self._sent_at.pop(event_id, None)
+
+    def applied(self, event_id: str, now: float) -> None:
+        """The first frame that obeys a control leaves."""
+        sent_at = self._sent_at.pop(event_id, None)
+        if sent_at is not None:
+            self._latencies_s.append(now - sent_at)
+
+    def playing(self, prompt_revision: int, chunk_index: int) -> None:
+        """A chunk under this revision begins to be played."""
+        for entry in self.prompts:
+            if entry.prompt_revision == prompt_revision and entry.chunk_index is None:
+                entry.chunk_index = chunk_index
