@@ -92,6 +92,8 @@ class Decode:
     def messages(self, frames: npt.NDArray[np.uint8], now: float) -> Iterator[Chunk | Applied]:
         """Yield the chunk, then the second receipt of each control that it is the first to obey."""
         spec, config = self.spec, self.session.config
+        latents = self.latents.cpu().numpy()
+        latents.flags.writeable = False  # the session keeps them too
         pts_s = spec.first_frame_index / config.fps
         yield Chunk(
             index=spec.index,
@@ -101,7 +103,7 @@ class Decode:
             prompt_revision=spec.prompt.revision,
             seed=spec.seed,
             frames=frames,
-            latents=self.latents.cpu().numpy(),
+            latents=latents,
             generation_s=now - self.ready_at,
             # A cut is complete with the chunk it begins with.
             started_event_ids=spec.event_ids,

@@ -46,8 +46,8 @@ class Command:
 class Parser(argparse.ArgumentParser):
     """A parser that takes no abbreviations and answers a mistake in one line."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, allow_abbrev=False, **options)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and end."""
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     if not hasattr(arguments, "command"):
-        parser.error("say which command")
+        parser.print_help(sys.stderr)
+        return WRONG_USAGE
     if unknown:
         arguments.parser.error(_explain(unknown, arguments.flags))
     command: Command = arguments.command
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """Return the parser of all commands."""
-    parser = Parser("streamgen", description="Generate endless video and stream it live.")
+    parser = Parser(prog="streamgen", description="Generate endless video and stream it live.")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
     for command in COMMANDS:
         sentence = f"{command.text[0].upper()}{command.text[1:]}."
@@ -135,7 +136,7 @@ def _add_flag(parser: argparse.ArgumentParser, option: dataclasses.Field[Any]) -
 
 def _legal_values(option: dataclasses.Field[Any]) -> str:
     """Return what an option accepts, in the words with which it refuses anything else."""
-    default = "" if option.default in (None, ()) else f"; default {option.default}"
+    default = "" if option.default in (None, (), "") else f"; default {option.default}"
     try:
         option.metadata["parse"](object())
     except ValueError as error:
@@ -165,7 +166,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
     from streamgen.serve import run
 
-    return run(settings.build(EngineConfig), settings.build(ServeConfig))
+    status = run(settings.build(EngineConfig), settings.build(ServeConfig))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is closed. Taking torch apart as well costs a busy machine seconds and gains nothing.
+    os._exit(status)
 
 
 def _generate(arguments: argparse.Namespace) -> int:
@@ -224,8 +229,10 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "kind",
+        nargs="?",
+        default="sessions",
         choices=("latency", "sessions"),
-        help="one session and its first frame, or more and more of them",
+        help="one session and its first frame, or more and more of them (default)",
     )
 
 

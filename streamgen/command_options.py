@@ -130,7 +130,9 @@ class GenerateConfig:
     prompt_at: tuple[PromptAt, ...] = option(
         (), prompt_changes, "SECONDS:TEXT, another prompt from the first chunk that begins then"
     )
-    latents: Path | None = option(None, path, "safetensors file that gets the latents")
+    latents: Path | None = option(  # noqa: RUF009 - it returns a field
+        None, path, "safetensors file that gets the latents"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,5 +143,7 @@ class BenchConfig:
         None, session_counts, "sessions to run together; latency: 1, sessions: 1,2,4,8"
     )
     seconds: float = option(10.0, length_s, "length of each session's video")
-    json: Path | None = option(None, path, "file that gets machine, configuration and rows")
-    csv: Path | None = option(None, path, "file that gets the rows")
+    json: Path | None = option(  # noqa: RUF009 - it returns a field
+        None, path, "file that gets machine, configuration and rows"
+    )
+    csv: Path | None = option(None, path, "file that gets the rows")  # noqa: RUF009

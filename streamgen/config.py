@@ -102,7 +102,6 @@ class EngineConfig:
         None, parse_window, "latent frames that stay visible, or none for all of them"
     )
     sink: int | None = option(None, whole(0), "first latent frames that stay visible for ever")
-    decoder: str | None = option(None, choice("full", "tiny"), "video decoder")
     dtype: str = option("auto", choice("auto", "bf16", "fp32"), "number format; auto measures")
     device: str = option("auto", name, "auto, cpu, cuda or cuda:N")
     attention_backend: str = option("auto", choice("auto", "sdpa"), "attention implementation")

@@ -252,7 +252,6 @@ class StreamEngine:
             run.abort()
             self._failed(session, GenerationFailed("the model gave values that are not finite"))
             return
-        session.num_failures = 0
         session.keep(spec, latents)
         frames = self.decoder.submit(session.stream, latents, spec.num_frames)
         self._decodes.append(Decode(session, spec, latents, run.ready_at, frames))

@@ -28,6 +28,7 @@ TERMINATE_TIMEOUT_S: Final = 1.0
 ORPHAN_GRACE_S: Final = 2.0
 # By back-pressure a session has at most three chunks that are made but not let go.
 SLOTS_PER_SESSION: Final = 3
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s engine: %(message)s"
 
 Deliver = Callable[[Reply], None]
 
@@ -106,7 +107,7 @@ class ProcessLink:
         ours, theirs = context.Pipe()
         process = context.Process(
             target=run_worker_process,
-            args=(theirs, self._ring.layout, *self._arguments),
+            args=(theirs, self._ring.layout, logging.getLogger().level, *self._arguments),
             name="streamgen-engine",
             daemon=True,
         )
@@ -177,9 +178,14 @@ class ProcessLink:
 
 
 def run_worker_process(
-    connection: Connection, layout: RingLayout, config: EngineConfig, preset: Preset
+    connection: Connection,
+    layout: RingLayout,
+    log_level: int,
+    config: EngineConfig,
+    preset: Preset,
 ) -> None:
     """Be the engine's process."""
+    logging.basicConfig(level=log_level, format=LOG_FORMAT)
     # Ctrl-C reaches every process of the terminal; whoever started this one ends it in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = EngineWorker(config, preset, connection.send, FrameRing(layout))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from streamgen.command_options import GenerateConfig
 from streamgen.config import NOT_OPTIONS, EngineConfig
@@ -170,7 +170,8 @@ def _save_latents(
     partial = partial_path(path)
     metadata = {key: str(value) for key, value in facts.items()}
     try:
-        save_file({"latents": np.concatenate(latents)}, partial, metadata=metadata)
+        # `save_file` would make a file that only its owner may read.
+        partial.write_bytes(save({"latents": np.concatenate(latents)}, metadata))
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -91,14 +91,13 @@ def check_fps(fps: object) -> int:
     return number
 
 
-def check_steps(steps: object, legal: tuple[int, int]) -> int:
+def check_steps(steps: object, legal: tuple[int, int], param: str = "num_inference_steps") -> int:
     """Return the number of denoise passes if the preset was made for it (`legal`: least, most)."""
     least, most = legal
-    number = _check_count("num_inference_steps", steps, 1)
+    number = _check_count(param, steps, 1)
     if not least <= number <= most:
         raise InvalidRequest(
-            f"num_inference_steps {number} is outside {least}..{most}, the range this model is for",
-            param="num_inference_steps",
+            f"{param} {number} is outside {least}..{most}, the range this model is for", param=param
         )
     return number
 

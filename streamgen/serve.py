@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from types import FrameType
@@ -178,7 +178,7 @@ def transport_options(engine: EngineConfig, server: ServeConfig) -> TransportOpt
     )
 
 
-def effective_settings(config: EngineConfig | ServeConfig) -> Mapping[str, Any]:
+def effective_settings(config: EngineConfig | ServeConfig) -> dict[str, Any]:
     """Return each option's value, as it would be written, and where it came from."""
     keys = [f.name for f in dataclasses.fields(config) if f.name not in NOT_OPTIONS]
     sources = {key: config.sources.get(key, "default") for key in keys}

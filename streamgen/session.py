@@ -188,7 +188,7 @@ class Session:
         seed = None if control.seed is None else limits.check_seed(control.seed)
         steps = control.steps
         if steps is not None:
-            steps = limits.check_steps(steps, self.preset.step_range)
+            steps = limits.check_steps(steps, self.preset.step_range, "steps")
         if control.fps is not None:
             raise Unsupported("fps cannot be changed while the session runs", param="fps")
         if control.reset not in (None, "cache"):

@@ -1,22 +1,20 @@
-"""Where the time of generation goes, and how much arithmetic the DiT does in its share.
-
-The engine's own parts are measured at their seams: a runner and a decoder's VAE that note how long
-they were at work. Nothing here changes what they compute.
-"""
+"""Where the time of generation goes, and how much arithmetic the DiT does in its share."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from collections import defaultdict
+from concurrent.futures import Future
+from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from streamgen.decoder import VideoVAE
+from streamgen.decoder import DecoderStream
+from streamgen.engine import StreamEngine
 from streamgen.model_runner import ModelRunner, StepBatch
 from streamgen.models.causal_dit import DiTConfig
 
@@ -30,7 +28,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: dict[str, float] = defaultdict(float)
         self.dit_flops = 0
 
     def reset(self) -> None:
@@ -39,16 +37,10 @@ class Stopwatch:
             self._seconds.clear()
             self.dit_flops = 0
 
-    @contextmanager
-    def running(self, stage: str, device: torch.device | None = None) -> Iterator[None]:
-        """Add the time of the block to a stage; what it started on a CUDA device is waited for."""
-        start = time.perf_counter()
-        yield
-        if device is not None and device.type == "cuda":
-            torch.cuda.synchronize(device)
-        elapsed = time.perf_counter() - start
+    def add(self, stage: str, seconds: float) -> None:
+        """Count time for a stage."""
         with self._lock:
-            self._seconds[stage] += elapsed
+            self._seconds[stage] += seconds
 
     def seconds(self, stage: str) -> float:
         """Return the time a stage was at work."""
@@ -60,52 +52,63 @@ class Stopwatch:
         return {stage: self._seconds[stage] / total if total else 0.0 for stage in STAGES}
 
 
-class TimedRunner(ModelRunner):
-    """A runner that notes its time and its arithmetic."""
+def watch_engine(engine: StreamEngine, watch: Stopwatch) -> None:
+    """Let an engine's text, passes and decodes note their time, at the calls it makes.
 
-    watch: Stopwatch
+    What they compute is unchanged; on a CUDA device each is waited for, so they no longer overlap.
+    """
+    runner, decoder = engine.runner, engine.decoder
+    run, acquire_text, submit = runner.run, runner.acquire_text, decoder.submit
+    decoder_free_at = 0.0  # it has one thread, so its decodes follow each other
 
-    def acquire_text(self, prompt: str) -> int:
-        """Return the pinned slot of a prompt."""
-        with self.watch.running("text", self.config.device):
-            return super().acquire_text(prompt)
+    def timed_text(prompt: str) -> int:
+        start = time.perf_counter()
+        slot = acquire_text(prompt)
+        watch.add("text", _now(runner.config.device) - start)
+        return slot
 
-    def run(self, batch: StepBatch) -> list[Tensor]:
-        """Return each row's flow."""
-        with self.watch.running("dit", self.config.device):
-            flows = super().run(batch)
-        tokens = self.pool.geometry.tokens_per_frame
-        for row in batch.rows:
-            frames = len(row.staging.write_pages) * self.pool.geometry.page_tokens // tokens
-            keys = len(row.staging.visible_pages) * self.pool.geometry.page_tokens
-            self.watch.dit_flops += pass_flops(self.dit.config, frames, frames * tokens, keys)
+    def timed_run(batch: StepBatch) -> list[Tensor]:
+        start = time.perf_counter()
+        flows = run(batch)
+        watch.add("dit", _now(runner.config.device) - start)
+        watch.dit_flops += batch_flops(runner, batch)
         return flows
 
+    def timed_submit(
+        stream: DecoderStream, latents: Tensor, num_frames: int
+    ) -> Future[npt.NDArray[np.uint8]]:
+        submitted_at = time.perf_counter()
 
-class TimedVAE:
-    """A VAE that notes the time of its decoding."""
+        def note(_: object) -> None:
+            nonlocal decoder_free_at
+            started_at, decoder_free_at = max(submitted_at, decoder_free_at), time.perf_counter()
+            watch.add("vae", decoder_free_at - started_at)
 
-    def __init__(self, vae: VideoVAE, device: torch.device, watch: Stopwatch) -> None:
-        self._vae = vae
-        self._device = device
-        self._watch = watch
+        frames = submit(stream, latents, num_frames)
+        frames.add_done_callback(note)
+        return frames
 
-    def decoder_state(self) -> Any:
-        """Return the state before the first latent."""
-        return self._vae.decoder_state()
-
-    def decode_step(self, latents: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Decode."""
-        with self._watch.running("vae", self._device):
-            return self._vae.decode_step(latents, state)
+    runner.run = timed_run  # type: ignore[method-assign]
+    runner.acquire_text = timed_text  # type: ignore[method-assign]
+    decoder.submit = timed_submit  # type: ignore[method-assign]
 
 
-def pass_flops(dit: DiTConfig, num_frames: int, num_tokens: int, num_keys: int) -> int:
+def batch_flops(runner: ModelRunner, batch: StepBatch) -> int:
+    """Return the floating point operations of one forward, padding left out."""
+    geometry, total = runner.pool.geometry, 0
+    for row in batch.rows:
+        frames, keys = row.staging.num_frames, len(row.staging.visible_pages)
+        tokens = frames * geometry.tokens_per_frame
+        total += row_flops(runner.dit.config, frames, tokens, keys * geometry.page_tokens)
+    return total
+
+
+def row_flops(dit: DiTConfig, num_frames: int, num_tokens: int, num_keys: int) -> int:
     """Return the floating point operations of one row's pass, a multiply-add counted as two.
 
     Counted are the matrix products: 2 * parameters * tokens of the linear layers, and
-    4 * tokens * keys * width in each layer's self-attention and cross-attention. Left out are norms,
-    softmax, rotation and the prompt's own keys, which are made once.
+    4 * tokens * keys * width in each layer's self-attention and cross-attention. Left out are
+    norms, softmax, rotation and the prompt's own keys, which are made once.
     """
     d, layers = dit.dim, dit.num_layers
     patch = dit.patch_size[1] * dit.patch_size[2]
@@ -120,10 +123,15 @@ def measure_peak_flops(dtype: torch.dtype, device: torch.device) -> float:
     """Return the operations a second of a large matrix product here: the best of a second's."""
     a = torch.ones(PEAK_SIZE, PEAK_SIZE, dtype=dtype, device=device)
     b = torch.ones_like(a)
-    watch, best_s, started = Stopwatch(), float("inf"), time.perf_counter()
-    while time.perf_counter() - started < PEAK_SECONDS or best_s == float("inf"):
-        watch.reset()
-        with watch.running("dit", device):
-            a @ b
-        best_s = min(best_s, watch.seconds("dit"))
+    best_s, began = float("inf"), _now(device)
+    while (start := time.perf_counter()) - began < PEAK_SECONDS or best_s == float("inf"):
+        a @ b
+        best_s = min(best_s, _now(device) - start)
     return float(2 * PEAK_SIZE**3 / best_s)
+
+
+def _now(device: torch.device) -> float:
+    """Return the time, once the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -18,6 +18,7 @@ from av.video.stream import VideoStream
 from streamgen.errors import ConfigError
 
 CONTAINERS: Final = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
+CODEC: Final = "libx264"
 # swscale makes BT.601; players take what is not tagged for BT.709 and show other colours.
 COLOUR_TAGS: Final = "colorprim=smpte170m:transfer=smpte170m:colormatrix=smpte170m"
 ENCODER: Final = {"preset": "superfast", "crf": "18", "x264-params": COLOUR_TAGS}
@@ -45,10 +46,12 @@ def partial_path(path: Path) -> Path:
 class VideoFile:
     """Write frames as H.264: x264 superfast, quality 18, BT.601 and tagged so, at the real rate.
 
-    A context: its file has a temporary name until the end, and none is left after an error.
+    A context: its file has a temporary name until the end, and none is left after an error. Raises
+    ConfigError when a file of this name cannot be written.
     """
 
     def __init__(self, path: Path, width: int, height: int, fps: int) -> None:
+        check_output(path, tuple(CONTAINERS), "output")
         self._path = path
         self._partial = partial_path(path)
         self._size = (width, height)
@@ -70,7 +73,7 @@ class VideoFile:
         kind = CONTAINERS[self._path.suffix.lower()]
         options = {} if kind == "matroska" else {"movflags": "faststart"}
         self._container = av.open(str(self._partial), "w", format=kind, options=options)
-        self._stream = self._container.add_stream("libx264", rate=self._fps, options=ENCODER)
+        self._stream = self._container.add_stream(CODEC, rate=self._fps, options=ENCODER)
         self._stream.width, self._stream.height = self._size
         self._stream.pix_fmt = "yuv420p"
         return self

@@ -16,6 +16,7 @@ from transport.encoder import Encoder, Frame
 from transport.fanout import Fanout, Viewer
 from transport.options import TransportOptions
 from transport.player import Player
+from transport.replies import CloseCode, close_code
 from transport.stream import (
     Failed,
     Receipt,
@@ -32,12 +33,6 @@ logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S: Final = 1.0
 FAREWELL_TIMEOUT_S: Final = 1.0
-CLOSE_CODES: Final = {
-    "worker_restarted": 1012,
-    "capacity": 1013,
-    "timeout_idle": 4000,
-    "timeout_max_duration": 4001,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +56,12 @@ class Broadcast:
         encoder: Encoder,
         options: TransportOptions,
         *,
-        default_format: str = "jpeg",
-        default_acks: bool = False,
+        format: str = "jpeg",
+        acks: bool = False,
     ) -> None:
         self.stream = stream
-        self.default_format = default_format
-        self.default_acks = default_acks
+        self.format = format
+        self.acks = acks
         self.resume_token = secrets.token_urlsafe(24)
         self.viewer_token = secrets.token_urlsafe(24)
         self.viewers = Fanout()
@@ -125,8 +120,8 @@ class Broadcast:
             self._end_absence()
             try:
                 if self._suspended:
-                    self._suspended = False
                     await self.stream.resume()
+                    self._suspended = False
                 self._welcome(viewer, owner)
             finally:
                 if not self.viewers:  # refused, or the viewer left while it waited
@@ -186,7 +181,7 @@ class Broadcast:
         self._settle_clock()
 
     def _formats(self) -> frozenset[str]:
-        return self.viewers.formats() or frozenset({self.default_format})
+        return self.viewers.formats() or frozenset({self.format})
 
     def _show(self, frame: Frame) -> None:
         now = time.monotonic()
@@ -277,10 +272,10 @@ class Broadcast:
         if error is None:
             num_chunks = self.player.tally.num_chunks
             self.viewers.broadcast(replies.SessionDone(num_chunks, outcome.stopped))
-            self.viewers.finish(1000, "done")
+            self.viewers.finish(CloseCode.DONE, "done")
         else:
             self.viewers.broadcast(replies.from_error(error))
-            self.viewers.finish(CLOSE_CODES.get(error.code, 1011), error.code)
+            self.viewers.finish(close_code(error), error.code)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -11,19 +11,17 @@ from typing import Final
 
 from transport.encoder import Frame
 from transport.fields import ProtocolError
-from transport.replies import ChunkMetadata, ServerMessage
+from transport.replies import ChunkMetadata, CloseCode, ServerMessage
 
 MAX_IN_FLIGHT: Final = 2  # frames sent and not acknowledged; more only grows their age
 MAX_MESSAGES: Final = 256  # waiting for one viewer
-
-TOO_SLOW: Final = 4002
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
     """The end of a viewer's connection."""
 
-    code: int
+    code: CloseCode
     reason: str
 
 
@@ -55,7 +53,7 @@ class Viewer:
         """Queue a message. A viewer that lets too many wait is cut off."""
         if len(self._messages) >= MAX_MESSAGES:
             self._messages.clear()
-            self.finish(TOO_SLOW, "too slow")
+            self.finish(CloseCode.TOO_SLOW, "too slow")
         if not self.finished:
             self._messages.append(message)
             self._wake.set()
@@ -71,7 +69,7 @@ class Viewer:
         self._slot = frame
         self._wake.set()
 
-    def finish(self, code: int, reason: str = "") -> None:
+    def finish(self, code: CloseCode, reason: str = "") -> None:
         """Close the connection once the messages that wait are sent. The first reason counts."""
         if self._finish is None:
             self._finish = Finish(code, reason)
@@ -172,7 +170,7 @@ class Fanout:
         for viewer in self._viewers:
             viewer.put(message)
 
-    def finish(self, code: int, reason: str = "") -> None:
+    def finish(self, code: CloseCode, reason: str = "") -> None:
         """Close every viewer's connection."""
         for viewer in self._viewers:
             viewer.finish(code, reason)

@@ -72,6 +72,7 @@ class Player:
                 await asyncio.sleep(delay_s)
             else:
                 self._play_one(time.monotonic())
+                await asyncio.sleep(0)  # let it be sent before the next one takes its place
 
     async def _encode(self, chunk: Chunk) -> None:
         self.tally.chunk(chunk.generation_s)

@@ -6,6 +6,7 @@ Each dataclass mirrors one JSON object; fields that are None are left out.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import typing
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias
 
 from transport.fields import ProtocolError
-from transport.stream import StreamError
+from transport.stream import ErrorCode, StreamError
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,6 @@ class InteractionSuperseded:
     type: ClassVar[str] = "session.interaction.superseded"
 
     event_id: str
-    code: str | None = None
-    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +167,38 @@ ServerMessage: TypeAlias = (
 SERVER_MESSAGES: Final[Mapping[str, type[ServerMessage]]] = {
     message.type: message for message in typing.get_args(ServerMessage)
 }
+
+
+class CloseCode(enum.IntEnum):
+    """How a realtime socket is closed. 1007 is sent by the WebSocket layer itself."""
+
+    DONE = 1000
+    WRONG_FRAME_TYPE = 1003
+    NOT_ALLOWED = 1008
+    TOO_BIG = 1009
+    INTERNAL = 1011
+    RESTARTING = 1012
+    FULL = 1013
+    IDLE = 4000
+    TOO_LONG = 4001
+    TOO_SLOW = 4002
+
+
+_CLOSE_CODES: Final[Mapping[ErrorCode, CloseCode]] = {
+    "unauthorized": CloseCode.NOT_ALLOWED,
+    "not_found": CloseCode.NOT_ALLOWED,
+    "worker_restarted": CloseCode.RESTARTING,
+    "capacity": CloseCode.FULL,
+    "model_not_ready": CloseCode.FULL,
+    "timeout_idle": CloseCode.IDLE,
+    "timeout_max_duration": CloseCode.TOO_LONG,
+    "input_too_slow": CloseCode.TOO_SLOW,
+}
+
+
+def close_code(error: StreamError) -> CloseCode:
+    """Return the code with which a connection is closed that ends with this error."""
+    return _CLOSE_CODES.get(error.code, CloseCode.INTERNAL)
 
 
 def from_error(error: ProtocolError | StreamError, event_id: str | None = None) -> Error:

@@ -54,8 +54,8 @@ class Sessions:
             stream,
             self._encoder,
             self._options,
-            default_format=start.format or "jpeg",
-            default_acks=bool(start.acks),
+            format=start.format or "jpeg",
+            acks=bool(start.acks),
         )
         self._broadcasts[broadcast.id] = broadcast
         run = asyncio.get_running_loop().create_task(broadcast.run())

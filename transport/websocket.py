@@ -14,6 +14,7 @@ from transport.broadcast import Broadcast, Outcome
 from transport.fanout import Finish, Viewer
 from transport.fields import ProtocolError
 from transport.options import TransportOptions
+from transport.replies import CloseCode, close_code
 from transport.sessions import Sessions
 from transport.stream import StreamError
 from transport.wire import (
@@ -33,22 +34,8 @@ from transport.wire import (
 
 logger = logging.getLogger(__name__)
 
-DONE: Final = 1000
-WRONG_FRAME_TYPE: Final = 1003
-NOT_ALLOWED: Final = 1008
-TOO_BIG: Final = 1009
-INTERNAL: Final = 1011
-FULL: Final = 1013
-REFUSED: Final = {
-    "unauthorized": NOT_ALLOWED,
-    "not_found": NOT_ALLOWED,
-    "capacity": FULL,
-    "model_not_ready": FULL,
-    "out_of_memory": FULL,
-    "worker_restarted": FULL,
-    "internal": INTERNAL,
-}
-
+# Before a session began these leave the socket open: the client may send a better message.
+CORRIGIBLE: Final = ("invalid_request", "unsupported", "conflict")
 MAX_BAD_MESSAGES: Final = 10
 BAD_MESSAGES_WINDOW_S: Final = 10.0
 MAX_WAITING_CONTROLS: Final = 64
@@ -120,10 +107,10 @@ class RealtimeSocket:
         limit = MAX_MESSAGE_BYTES if self._broadcast else MAX_FIRST_MESSAGE_BYTES
         if text is None:
             self._refuse(ProtocolError("messages are text frames"))
-            self._viewer.finish(WRONG_FRAME_TYPE, "text frames only")
+            self._viewer.finish(CloseCode.WRONG_FRAME_TYPE, "text frames only")
         elif len(text) > limit or len(text.encode()) > limit:
             self._refuse(ProtocolError(f"a message has at most {limit:,} bytes"))
-            self._viewer.finish(TOO_BIG, "message too big")
+            self._viewer.finish(CloseCode.TOO_BIG, "message too big")
         else:
             self._answer(text)
 
@@ -150,7 +137,7 @@ class RealtimeSocket:
 
     def _stop(self) -> None:
         if self._broadcast is None:
-            self._viewer.finish(DONE)
+            self._viewer.finish(CloseCode.DONE)
         elif self._owner:
             self._broadcast.conclude(Outcome(stopped=True))
         else:
@@ -168,24 +155,30 @@ class RealtimeSocket:
         except Exception:
             logger.exception("a realtime socket failed")
             self._viewer.put(replies.Error("internal", "the server failed", retryable=True))
-            self._viewer.finish(INTERNAL, "internal error")
+            self._viewer.finish(CloseCode.INTERNAL, "internal error")
 
     async def _wait_for_session(self) -> None:
-        timeout_s = self._options.first_message_timeout_s
-        deadline = self._loop.time() + timeout_s
+        deadline = self._loop.time() + self._options.first_message_timeout_s
         while self._broadcast is None and not self._viewer.finished:
+            # Not `wait_for`: before Python 3.12 it can lose a cancellation.
+            timer = self._loop.call_at(deadline, self._give_up)
             try:
-                message = await asyncio.wait_for(self._inbox.get(), deadline - self._loop.time())
-            except asyncio.TimeoutError:
-                self._refuse(ProtocolError(f"no session was started within {timeout_s:g} s"))
-                self._viewer.finish(NOT_ALLOWED, "no session was started in time")
-                return
+                message = await self._inbox.get()
+            finally:
+                timer.cancel()
             try:
                 await self._begin(message)
-            except (ProtocolError, StreamError) as error:
+            except ProtocolError as error:
                 self._refuse(error, _event_id(message))
-                if code := REFUSED.get(error.code):
-                    self._viewer.finish(code, error.code)
+            except StreamError as error:
+                self._refuse(error, _event_id(message))
+                if error.code not in CORRIGIBLE:
+                    self._viewer.finish(close_code(error), error.code)
+
+    def _give_up(self) -> None:
+        timeout_s = self._options.first_message_timeout_s
+        self._refuse(ProtocolError(f"no session was started within {timeout_s:g} s"))
+        self._viewer.finish(CloseCode.NOT_ALLOWED, "no session was started in time")
 
     async def _begin(self, message: ClientMessage) -> None:
         if self._sessions.num_viewers >= self._options.max_viewers:
@@ -193,8 +186,7 @@ class RealtimeSocket:
         broadcast = await self._session_of(message)
         assert isinstance(message, (SessionStart, SessionView, SessionResume))
         owner = not isinstance(message, SessionView)
-        self._viewer.format = message.format or broadcast.default_format
-        self._viewer.acks = broadcast.default_acks if message.acks is None else message.acks
+        self._prepare(message, broadcast)
         try:
             await broadcast.attach(self._viewer, owner=owner)
         except BaseException:
@@ -203,6 +195,15 @@ class RealtimeSocket:
             raise
         self._broadcast = broadcast
         self._owner = owner
+
+    def _prepare(
+        self, message: SessionStart | SessionView | SessionResume, broadcast: Broadcast
+    ) -> None:
+        """Note how the client watches; one that resumes watches as the session was started."""
+        resumes = isinstance(message, SessionResume)
+        format, acks = (broadcast.format, broadcast.acks) if resumes else ("jpeg", False)
+        self._viewer.format = message.format or format
+        self._viewer.acks = acks if message.acks is None else message.acks
 
     async def _session_of(self, message: ClientMessage) -> Broadcast:
         """Find or create the session that a first message means."""
@@ -233,7 +234,7 @@ class RealtimeSocket:
         now = self._loop.time()
         self._bad_at.append(now)
         if len(self._bad_at) == MAX_BAD_MESSAGES and now - self._bad_at[0] < BAD_MESSAGES_WINDOW_S:
-            self._viewer.finish(NOT_ALLOWED, "too many bad messages")
+            self._viewer.finish(CloseCode.NOT_ALLOWED, "too many bad messages")
 
     async def _send(self) -> None:
         while True:

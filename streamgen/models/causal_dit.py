@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -85,8 +86,8 @@ class Projections(nn.Module):
 
     def query(self, x: Tensor) -> Tensor:
         """Return q `[R, T, H, d/H]`, normalised."""
-        q: Tensor = self.norm_q(self.q(x))
-        return q.unflatten(-1, (-1, self.head_dim))
+        q: Tensor = self.norm_q(self.q(x)).unflatten(-1, (-1, self.head_dim))
+        return q
 
     def key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return k, normalised, and v, each `[R, T, H, d/H]`."""
@@ -162,7 +163,9 @@ class Head(nn.Module):
         """Return `[R, T, values]`; `time` is the unprojected embedding `[R, F, d]`."""
         table = self.modulation.float()[:, None] + time.float()[:, :, None]  # [R, F, 2, d]
         shift, scale = table.to(x.dtype).unbind(2)
-        out: Tensor = self.head(_modulated(F.layer_norm(x, (self.dim,), eps=self.eps), shift, scale))
+        out: Tensor = self.head(
+            _modulated(F.layer_norm(x, (self.dim,), eps=self.eps), shift, scale)
+        )
         return out
 
 
@@ -189,10 +192,13 @@ class CausalDiT(nn.Module):
             nn.Linear(config.freq_dim, config.dim), nn.SiLU(), nn.Linear(config.dim, config.dim)
         )
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(config.dim, config.dim * 6))
-        self.blocks: nn.ModuleList = nn.ModuleList(
-            Block(config) for _ in range(config.num_layers)
-        )
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.head = Head(config)
+
+    @property
+    def layers(self) -> list[Block]:
+        """Return the blocks in order."""
+        return cast("list[Block]", list(self.blocks))
 
     def text_kv(self, prompt_embeds: Tensor) -> tuple[Tensor, Tensor]:
         """Return every layer's cross-attention k and v of prompts.
@@ -200,8 +206,8 @@ class CausalDiT(nn.Module):
         `prompt_embeds` is `[n, text_len, text_dim]`, zero rows after the text; they are attended
         too, as in training. Results are `[layers, n, text_len, H, d/H]`.
         """
-        context = self.text_embedding(prompt_embeds.to(self.text_embedding[0].weight.dtype))
-        pairs = [block.cross_attn.key_value(context) for block in self.blocks]
+        context = self.text_embedding(prompt_embeds.to(self.patch_embedding.weight.dtype))
+        pairs = [block.cross_attn.key_value(context) for block in self.layers]
         return torch.stack([k for k, _ in pairs]), torch.stack([v for _, v in pairs])
 
     def embed_time(self, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,11 +215,10 @@ class CausalDiT(nn.Module):
 
         Sinusoids are computed in float64 on the raw timestep, cosines first.
         """
-        weight = self.time_embedding[0].weight
         half = self.config.freq_dim // 2
         exponent = torch.arange(half, dtype=torch.float64, device=t.device) / half
         angles = t.double()[..., None] * 10_000.0**-exponent
-        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(weight.dtype)
+        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.patch_embedding.weight.dtype)
         embedding: Tensor = self.time_embedding(waves)
         projected: Tensor = self.time_projection(embedding)
         return embedding, projected.unflatten(-1, (6, -1))
@@ -238,7 +243,7 @@ class CausalDiT(nn.Module):
         cos, sin = rotation(numbers, *grid, self.config.head_dim)
         x = self._by_row(self._embed_patches, latents)[0]
         embedding, time = self._by_row(self.embed_time, t)
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self.layers):
             q, k, v = self._by_row(block.before_attention, x, time, cos, sin)
             seen = attention(layer, q, k, v)
             x = self._by_row(block.after_attention, x, seen, time, *text(layer))[0]
@@ -255,7 +260,9 @@ class CausalDiT(nn.Module):
         patches = patches.permute(0, 1, 3, 5, 2, 4, 6).reshape(rows, -1, channels * ph * pw)
         return F.linear(patches.to(weight.dtype), weight.flatten(1), bias)
 
-    def _by_row(self, function: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+    def _by_row(
+        self, function: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
         if not self.deterministic or len(inputs[0]) == 1:
             out = function(*inputs)
             return out if isinstance(out, tuple) else (out,)
@@ -272,5 +279,5 @@ def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 def _gated(x: Tensor, update: Tensor, gate: Tensor) -> Tensor:
     """Add `[R, T, d]` an update times the gate `[R, F, d]` of its frame."""
-    per_frame = update.unflatten(1, (gate.shape[1], -1))
+    per_frame: Tensor = update.unflatten(1, (gate.shape[1], -1))
     return x + (per_frame * gate[:, :, None]).flatten(1, 2)

@@ -127,7 +127,7 @@ POCKET: Final = Preset(
     vae=pocket.VAE,
     text_encoder=_concept_encoder,
     weights=Path(pocket.__file__).parent / "weights",
-    shift=4.0,
+    shift=5.0,
     sampler="euler",
     steps=4,
     step_range=(2, 8),
@@ -139,7 +139,7 @@ POCKET: Final = Preset(
     suggestions=(
         "a red ball bounces on the grass at night",
         "a blue star drifts over the sea",
-        "a yellow box spins in the desert at sunset",
+        "a yellow box bounces in the desert at sunset",
         "a purple heart rests in the falling snow",
     ),
 )

@@ -1,4 +1,4 @@
-"""The tiny causal video auto-encoder (TAEHV): two-dimensional convolutions with one frame of memory.
+"""The tiny causal video auto-encoder (TAEHV): plane convolutions with one frame of memory.
 
 A latent frame becomes four pixel frames; the first three of a stream are start-up frames and are
 dropped, so n latents give 4n - 3 frames. Layer indices inside `encoder` and `decoder` are those of
@@ -68,7 +68,7 @@ class MemoryBlock(nn.Module):
         first = torch.zeros_like(x[:1]) if last is None else last
         past = torch.cat([first, x[:-1]])
         out = F.relu(_spatial(self.conv, torch.cat([x, past], dim=-1)) + x)
-        return out, x[-1:].detach()
+        return out, x[-1:].detach().clone()  # a view would hold all frames
 
 
 class TimePool(nn.Module):
@@ -95,7 +95,7 @@ class TimeGrow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [time, batch, h, w, C] to [time * stride, batch, h, w, C], earlier frames first."""
-        grown = _spatial(self.conv, x).unflatten(-1, (self.stride, -1))
+        grown: Tensor = _spatial(self.conv, x).unflatten(-1, (self.stride, -1))
         return grown.permute(0, 4, 1, 2, 3, 5).flatten(0, 1)
 
 
@@ -180,7 +180,12 @@ class TAEHV(nn.Module):
         return latents, TAEHVState(memory, rest, started=True)
 
     def encode_flush(self, state: TAEHVState) -> Tensor:
-        """Return the latent of unfinished frames `[batch, 0 or 1, C, h, w]`."""
+        """Return the latent of unfinished frames `[batch, 0 or 1, C, h, w]`.
+
+        Raises ValueError when the stream has not begun: there is no size to tell.
+        """
+        if not state.started and not state.pending:
+            raise ValueError("encode_flush before any frame was encoded")
         if not state.pending:
             last = next(m for m in reversed(state.memory) if m is not None)
             _, batch, height, width, _ = last.shape
@@ -211,7 +216,8 @@ def _run(
 def _spatial(layer: nn.Module, x: Tensor) -> Tensor:
     """Apply a layer on [n, C, h, w] to every frame of [time, batch, h, w, C]."""
     out: Tensor = layer(x.flatten(0, 1).permute(0, 3, 1, 2))
-    return out.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+    frames: Tensor = out.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+    return frames
 
 
 def _conv(inputs: int, outputs: int, *, stride: int = 1, bias: bool = True) -> nn.Conv2d:

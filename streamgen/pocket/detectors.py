@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamgen.pocket.regions import close, components, open_
-from streamgen.pocket.world import ATTRIBUTES, COLOURS, Scene, _backdrop, render
+from streamgen.pocket.scenery import backdrop
+from streamgen.pocket.world import ATTRIBUTES, COLOURS, Scene, render
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -56,7 +57,7 @@ def _area(mask: Mask) -> int:
 @cache
 def _backdrops() -> tuple[list[tuple[str, str, str]], Floats]:
     names = list(product(ATTRIBUTES["place"], ATTRIBUTES["time"], ATTRIBUTES["weather"]))
-    return names, np.stack([_backdrop(*name) for name in names])
+    return names, np.stack([backdrop(*name) for name in names])
 
 
 def _segment_distance(pixels: Floats, start: Floats, end: Floats) -> Floats:
@@ -80,9 +81,9 @@ def _fill(frames: Floats, scene: tuple[str, str, str]) -> Mask:
     A pixel belongs to a body when a colour of the palette, in light or shade, explains it better
     than the backdrop does, in shadow, behind a drop or with a glint of the sea.
     """
-    backdrop = _backdrop(*scene)
-    mask: Mask = np.abs(frames - backdrop).max(axis=-1) > 24
-    pixels, behind = frames[mask], np.broadcast_to(backdrop, frames.shape)[mask]
+    empty = backdrop(*scene)
+    mask: Mask = np.abs(frames - empty).max(axis=-1) > 24
+    pixels, behind = frames[mask], np.broadcast_to(empty, frames.shape)[mask]
     ends = [behind * np.float32(0.5)]
     if scene[2] != "clear":
         ends.append(np.full_like(behind, 235 if scene[2] == "snow" else 190))

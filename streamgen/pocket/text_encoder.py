@@ -257,3 +257,4 @@ class ConceptEncoder(nn.Module):
         packed = {k: v if k == "codes" else v.to(torch.bfloat16) for k, v in state.items()}
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         save_file({k: v.detach().cpu().contiguous() for k, v in packed.items()}, str(path))
+        Path(path).chmod(0o644)  # safetensors writes for the owner alone; a wheel would keep that

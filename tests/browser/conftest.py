@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
+POCKET_SERVER = f"{shlex.quote(sys.executable)} -m streamgen.cli serve --port {{port}}"
 DEMO_SERVER = f"{shlex.quote(sys.executable)} -m tests.transport.demo_server {{port}}"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CHROMEDRIVER = shutil.which("chromedriver")
@@ -63,8 +64,9 @@ class Server:
     transport tests: `STREAMGEN_TEST_SERVER="streamgen serve --port {port}" pytest -m browser`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, command: str | None = None) -> None:
         self.port = free_port()
+        self._command = command or os.environ.get("STREAMGEN_TEST_SERVER", DEMO_SERVER)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -72,8 +74,9 @@ class Server:
         return f"http://127.0.0.1:{self.port}/"
 
     def start(self) -> None:
-        command = os.environ.get("STREAMGEN_TEST_SERVER", DEMO_SERVER).format(port=self.port)
+        command = self._command.format(port=self.port)
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        environment.pop("STREAMGEN_TEST_SERVER", None)  # it is no option of the server's
         self._process = subprocess.Popen(shlex.split(command), cwd=REPOSITORY, env=environment)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._ready():
@@ -193,6 +196,15 @@ def _shut(connection: socket.socket) -> None:
 def server() -> Iterator[Server]:
     """A server that all tests share."""
     server = Server()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def pocket_server() -> Iterator[Server]:
+    """The product as it is shipped: `streamgen serve` with the bundled model."""
+    server = Server(POCKET_SERVER)
     server.start()
     yield server
     server.stop()

@@ -71,7 +71,7 @@ async def test_a_stream_plays_and_obeys_wire_messages(host: StreamHost) -> None:
 @pytest.mark.parametrize(
     ("message", "code", "param"),
     [
-        ('{"type":"session.update","seed":1,"steps":9}', "invalid_request", "num_inference_steps"),
+        ('{"type":"session.update","seed":1,"steps":9}', "invalid_request", "steps"),
         ('{"type":"session.update","fps":30}', "unsupported", "fps"),
         ('{"type":"session.update","reset":"all"}', "unsupported", "reset"),
         (

@@ -38,7 +38,8 @@ def paint_gradient(shot: Shot) -> NDArray[np.uint8]:
     phase = (frames / 48 + shot.seed * 0.381966) % 1.0
     slope = x[None, None, :] + y[None, :, None] / 2 + phase[:, None, None]
     wave = 0.35 + 0.65 * (0.5 + 0.5 * np.sin(2 * np.pi * slope))
-    return (shade * wave[..., None] * np.array(colour)).astype(np.uint8)
+    pixels: NDArray[np.uint8] = (shade * wave[..., None] * np.array(colour)).astype(np.uint8)
+    return pixels
 
 
 def main() -> None:

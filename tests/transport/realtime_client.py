@@ -30,7 +30,8 @@ class Frame:
 
     def decode(self) -> NDArray[np.uint8]:
         """Return the JPEG's pixels."""
-        return simplejpeg.decode_jpeg(self.payload)
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(self.payload)
+        return pixels
 
 
 @dataclass
@@ -63,7 +64,8 @@ class RealtimeClient:
             message: dict[str, Any] = json.loads(data)
             self.messages.append(message)
             return message
-        frame = Frame(*struct.unpack(">IIQ", data[:16]), data[16:])
+        index, chunk_index, pts_us = struct.unpack(">IIQ", data[:16])
+        frame = Frame(index, chunk_index, pts_us, data[16:])
         self.frames.append(frame)
         if self.acks:
             with contextlib.suppress(ConnectionClosed):  # it may have been the last frame

@@ -46,20 +46,19 @@ async def test_the_page_and_its_files(serve: Serve) -> None:
     assert (await request(server, "HEAD", "/app.js")).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/nothing"),
-        ("POST", "/nothing"),
-        ("GET", "/../stream.py"),
-        ("GET", "/%2e%2e/stream.py"),
-        ("GET", f"{SESSIONS}/none"),
-        ("DELETE", f"{SESSIONS}/none"),
-    ],
-)
-async def test_what_is_not_there(serve: Serve, method: str, path: str) -> None:
+async def test_what_is_not_there(serve: Serve) -> None:
     """404 in the documented shape."""
-    check_error(await request(await serve(), method, path), 404, "not_found")
+    server = await serve()
+    async with server.http() as http:
+        for method, path in (
+            ("GET", "/nothing"),
+            ("POST", "/nothing"),
+            ("GET", "/../stream.py"),
+            ("GET", "/%2e%2e/stream.py"),
+            ("GET", f"{SESSIONS}/none"),
+            ("DELETE", f"{SESSIONS}/none"),
+        ):
+            check_error(await http.request(method, path), 404, "not_found")
 
 
 async def test_a_method_that_is_not_allowed(serve: Serve) -> None:
@@ -157,39 +156,43 @@ async def test_stop_as_an_event(serve: Serve) -> None:
     assert server.host.streams == {}
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        ({"prompt": ""}, 400, "invalid_request"),
-        ({"type": "session.stop"}, 400, "invalid_request"),
-        ({"prompt": "a", "size": "1x1"}, 400, "invalid_request"),
-        ({"prompt": "a", "format": "h264"}, 422, "unsupported"),
-        ({"prompt": "a", "colour": 1}, 422, "unsupported"),
-        ({"prompt": "a", "model": "b"}, 404, "not_found"),
-        ([], 400, "invalid_request"),
-    ],
-)
-async def test_bad_bodies(serve: Serve, body: Any, status: int, code: str) -> None:
+BAD_BODIES: list[tuple[Any, int, str]] = [
+    ({"prompt": ""}, 400, "invalid_request"),
+    ({"type": "session.stop"}, 400, "invalid_request"),
+    ({"prompt": "a", "size": "1x1"}, 400, "invalid_request"),
+    ({"prompt": "a", "format": "h264"}, 422, "unsupported"),
+    ({"prompt": "a", "colour": 1}, 422, "unsupported"),
+    ({"prompt": "a", "model": "b"}, 404, "not_found"),
+    ([], 400, "invalid_request"),
+]
+
+
+async def test_bad_bodies(serve: Serve) -> None:
     """A true status and the code of the realtime protocol."""
-    check_error(await request(await serve(), "POST", SESSIONS, json=body), status, code)
+    server = await serve()
+    async with server.http() as http:
+        for body, status, code in BAD_BODIES:
+            check_error(await http.post(SESSIONS, json=body), status, code)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"prompt":"\\ud83d"}', b'{"a":1,"a":1}'])
-async def test_bodies_that_are_no_json(serve: Serve, body: bytes) -> None:
+async def test_bodies_that_are_no_json(serve: Serve) -> None:
     """400, never 500."""
+    server = await serve()
     headers = {"content-type": "application/json; charset=utf-8"}
-    response = await request(await serve(), "POST", SESSIONS, content=body, headers=headers)
-    check_error(response, 400, "invalid_request")
+    async with server.http() as http:
+        for body in (b"", b"{", b"\xff", b'{"prompt":"\\ud83d"}', b'{"a":1,"a":1}'):
+            response = await http.post(SESSIONS, content=body, headers=headers)
+            check_error(response, 400, "invalid_request")
 
 
-@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-async def test_other_media_types(serve: Serve, media_type: str) -> None:
+async def test_other_media_types(serve: Serve) -> None:
     """415; a page of another origin cannot send JSON without asking."""
-    headers = {"content-type": media_type}
-    response = await request(
-        await serve(), "POST", SESSIONS, content=b'{"prompt":"a"}', headers=headers
-    )
-    check_error(response, 415, "invalid_request")
+    server = await serve()
+    async with server.http() as http:
+        for media_type in ("text/plain", "application/x-www-form-urlencoded", ""):
+            headers = {"content-type": media_type}
+            response = await http.post(SESSIONS, content=b'{"prompt":"a"}', headers=headers)
+            check_error(response, 415, "invalid_request")
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -42,8 +42,8 @@ def simulate(
     pacer, now, left_at = Pacer(), 0.0, None
     run = Run([], [], pacer)
     ready_at: list[float] = []
-    due: float | None = next(generation_s)  # when the chunk being made will be there
-    made_in, num_made = due, 0
+    made_in, num_made = next(generation_s), 0
+    due: float | None = made_in  # when the chunk being made will be there
     while num_made < num_chunks:
         delay = pacer.delay(now)
         if due is not None and (delay is None or due <= now + delay):

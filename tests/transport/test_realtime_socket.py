@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.transport.conftest import Serve, eventually
-from tests.transport.fake_host import FakeHost, revision_of
+from tests.transport.fake_host import FakeHost, Shot, revision_of
 from transport.stream import Failed
 
 
@@ -94,7 +96,7 @@ async def test_a_prompt_is_acknowledged_twice(serve: Serve) -> None:
         "prompt_revision": 1,
     }
     applied = await client.until("session.interaction.applied")
-    frame = await client.receive()
+    frame = await client.until_frame(0)
     assert applied["event_id"] == "mine"
     assert applied["frame_index"] == frame.index
     assert applied["chunk_index"] == frame.chunk_index
@@ -223,6 +225,18 @@ async def test_a_watcher_sees_the_same_frames(serve: Serve) -> None:
     assert watcher.of_type("video.chunk_metadata")[0]["transport_chunk_index"] == 0
 
 
+async def test_a_watcher_need_not_acknowledge(serve: Serve) -> None:
+    """Acknowledgements are each viewer's own choice, whatever the session was started with."""
+    server = await serve()
+    client = await server.start(acks=True)
+    start = client.messages[0]
+    watcher = await server.connect(f"/v1/realtime/sessions/{start['session_id']}/view")
+    await watcher.send("session.view", viewer_token=start["viewer_token"])
+    await watcher.more_frames(8)
+    await watcher.send("session.ack", frame_index=0)
+    assert "acks" in (await watcher.until("error"))["message"]
+
+
 async def test_a_watcher_cannot_control(serve: Serve) -> None:
     """Its controls are refused, its leaving changes nothing."""
     server = await serve()
@@ -279,6 +293,19 @@ async def test_a_failure_is_told_and_closes(serve: Serve) -> None:
     assert (error["code"], error["retryable"]) == ("worker_restarted", True)
     assert await client.until_closed() == 1012
     await other.more_frames(8)
+
+
+async def test_pictures_that_cannot_be_encoded_end_the_session(serve: Serve) -> None:
+    """With a code of their own."""
+
+    def paint(shot: Shot) -> NDArray[np.uint8]:
+        return np.zeros((shot.num_frames, shot.height, shot.width, 5), np.uint8)
+
+    server = await serve(FakeHost(paint=paint))
+    client = await server.start()
+    assert (await client.until("error"))["code"] == "encoder_failed"
+    assert await client.until_closed() == 1011
+    await eventually(lambda: server.host.streams == {})
 
 
 async def test_a_session_has_a_longest_life(serve: Serve) -> None:

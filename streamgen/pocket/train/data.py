@@ -59,7 +59,7 @@ def first_frame(chunk: int) -> int:
 
 
 def clip_of(rng: np.random.Generator, num_latents: int) -> dict[str, Tensor]:
-    """Render one clip from the start of a stream: pixels, the object's pixels and labels a chunk."""
+    """Render a clip from the start of a stream: pixels, the object's cells, labels a chunk."""
     scenes = [training_scene(rng)]
     entries = [(0, scenes[0])]
     chunks = max(1, num_latents // CHUNK_FRAMES)
@@ -83,7 +83,8 @@ def object_cells(mask: Tensor) -> Tensor:
     """Reduce a mask of pixels `[frames, H, W]` to latent cells `[n, H / 8, W / 8]`."""
     cells = F.max_pool2d(mask[:, None].float(), 8)[:, 0]
     padded = torch.cat([cells[:1].expand(STARTUP_FRAMES, -1, -1), cells])
-    return padded.unflatten(0, (-1, FRAMES_PER_LATENT)).amax(1) > 0
+    groups: Tensor = padded.unflatten(0, (-1, FRAMES_PER_LATENT))
+    return groups.amax(1) > 0
 
 
 @torch.inference_mode()

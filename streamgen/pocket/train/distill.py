@@ -135,7 +135,7 @@ def train(args: argparse.Namespace) -> None:
     while (spent := (time.monotonic() - started) / (60 * args.minutes)) < 1:
         with torch.autocast(args.device, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
             loss = distill_loss(student, teacher, draw(), args.guidance)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))
         average.update(student)
         losses.append(float(loss.detach()))

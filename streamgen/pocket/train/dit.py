@@ -82,7 +82,8 @@ def teacher_forcing(num_chunks: int, window_chunks: int) -> SelfAttention:
         )
         bias = bias.repeat_interleave(tokens, 1).repeat(rows // len(place), 1)[:, None, None]
         query = q.to(v.dtype).transpose(1, 2)
-        return F.scaled_dot_product_attention(query, *gathered, attn_mask=bias).transpose(1, 2)
+        key, value = gathered
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias).transpose(1, 2)
 
     return attend
 
@@ -97,7 +98,8 @@ def flow_of(model: CausalDiT, rows: dict[str, Tensor], attention: SelfAttention)
         lambda layer: (k[layer], v[layer]),
         attention,
     )
-    return flow.float()
+    result: Tensor = flow.float()
+    return result
 
 
 def teacher_forcing_rows(
@@ -161,7 +163,8 @@ def clip_loss(model: CausalDiT, batch: dict[str, Tensor], own_context: float) ->
 
 def noisy_part(flow: Tensor, clips: int, chunks: int) -> Tensor:
     """Return the rows of the noisy chunks, `[clips, chunks, 3, C, h, w]`."""
-    return flow.unflatten(0, (clips, -1))[:, -chunks:]
+    by_clip: Tensor = flow.unflatten(0, (clips, -1))
+    return by_clip[:, -chunks:]
 
 
 def weighted(error: Tensor, mask: Tensor) -> Tensor:
@@ -212,9 +215,9 @@ def train(args: argparse.Namespace) -> None:
         average.weights = state["average"]
         optimizers.load_state_dict(state["optimizers"])
     if args.compile:
-        for block in model.blocks:
-            block.before_attention = torch.compile(block.before_attention)
-            block.after_attention = torch.compile(block.after_attention)
+        for block in model.layers:
+            for half in ("before_attention", "after_attention"):
+                setattr(block, half, torch.compile(getattr(block, half)))
     draw_images = batches(load_shards(args.data, "images"), args.batch or 64, args.device)
     draw_clips = None
     if args.stage == "clips":
@@ -227,7 +230,7 @@ def train(args: argparse.Namespace) -> None:
                 loss = image_loss(model, draw_images())
             else:
                 loss = clip_loss(model, draw_clips(), args.own_context)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))
         average.update(model)
         losses.append(float(loss.detach()))
@@ -251,8 +254,8 @@ def initialise(model: CausalDiT) -> None:
     """Start as the identity: gates and output closed, modulation rows near zero."""
     torch.nn.init.zeros_(model.head.head.weight)
     torch.nn.init.zeros_(model.head.head.bias)
-    torch.nn.init.zeros_(model.time_projection[1].weight)
-    torch.nn.init.zeros_(model.time_projection[1].bias)
+    for parameter in model.time_projection.parameters():
+        torch.nn.init.zeros_(parameter)
 
 
 def save(model: CausalDiT, average: Average, optimizers: Optimizers, out: Path) -> None:

@@ -52,7 +52,8 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).to(matrices.dtype)
+    result: Tensor = (x.mT if tall else x).to(matrices.dtype)
+    return result
 
 
 class Optimizers:
@@ -61,7 +62,8 @@ class Optimizers:
     def __init__(
         self, model: nn.Module, *, muon_lr: float, adam_lr: float, adam_names: tuple[str, ...] = ()
     ) -> None:
-        matrices, rest = [], []
+        matrices: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
         for name, p in model.named_parameters():
             if not p.requires_grad:
                 continue

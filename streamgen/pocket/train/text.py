@@ -126,7 +126,7 @@ def train(out: Path, options: Options, device: str, resume: bool) -> ConceptEnco
             logits = encoder(features.to(device))
         loss = loss_of(logits, targets.to(device))
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
         optimizer.step()
         losses.append(float(loss.detach()))

@@ -21,7 +21,8 @@ from torch.nn import functional as F
 from streamgen.models.taehv import STARTUP_FRAMES, TAEHV, MemoryBlock
 from streamgen.pocket.config import VAE
 from streamgen.pocket.train.optim import Average, Optimizers, ramp
-from streamgen.pocket.world import SIZE, random_scene, render
+from streamgen.pocket.scenery import SIZE
+from streamgen.pocket.world import random_scene, render
 
 CLIP_FRAMES = 9
 CROP = 64
@@ -96,7 +97,7 @@ def main() -> None:
 def train(args: argparse.Namespace) -> None:
     """Train until the time is spent; save `vae.safetensors` (the average) as it goes."""
     rng = np.random.default_rng()
-    vae = TAEHV(VAE).to(args.device, memory_format=torch.channels_last)
+    vae = TAEHV(VAE).to(args.device)
     checkpoint = args.out / "checkpoint.pt"
     if checkpoint.exists():
         vae.load_state_dict(torch.load(checkpoint, weights_only=True))
@@ -113,7 +114,7 @@ def train(args: argparse.Namespace) -> None:
             pool[rng.integers(len(pool))] = random_clip(rng, CLIP_FRAMES)
         video = batch(pool, rng, args.batch).to(args.device)
         loss, mse = loss_of(vae, video, args.freeze_encoder)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))
         average.update(vae)
         errors.append(float(mse))
@@ -136,9 +137,9 @@ def fold(vae: TAEHV, video: Tensor) -> None:
     """Scale the encoder's last layer so that latents have mean 0 and variance 1 a channel."""
     latents = encode_clip(vae, video)
     mean, std = latents.mean(dim=(0, 1, 3, 4)), latents.std(dim=(0, 1, 3, 4))
-    last = vae.encoder[-1]
-    last.weight.div_(std[:, None, None, None])
-    last.bias.sub_(mean).div_(std)
+    weight, bias = vae.encoder[-1].parameters()
+    weight.div_(std[:, None, None, None])
+    bias.sub_(mean).div_(std)
 
 
 @torch.no_grad()
@@ -150,9 +151,10 @@ def initialise(vae: TAEHV) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         if isinstance(module, MemoryBlock):
-            module.conv[4].weight.mul_(0.1)
-    vae.decoder[-1].weight.mul_(0.1)
-    vae.decoder[-1].bias.fill_(0.5)
+            list(module.conv.parameters())[-2].mul_(0.1)
+    weight, bias = vae.decoder[-1].parameters()
+    weight.mul_(0.1)
+    bias.fill_(0.5)
 
 
 def save(weights: dict[str, Tensor], path: Path) -> None:

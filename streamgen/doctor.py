@@ -1,0 +1,118 @@
+"""`streamgen doctor` and `streamgen models`: what is installed here, and whether it works."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import av
+import torch
+
+from kvcache import KVGeometry, KVPool, RowPages, SdpaAttention
+from streamgen import machine
+from streamgen.errors import StreamgenError
+from streamgen.frame_ring import SHARED_MEMORY
+from streamgen.models.presets import PRESETS, Preset, build
+from streamgen.startup import num_cores
+from streamgen.video_file import CODEC
+
+DISTRIBUTIONS: Final = (
+    "torch", "numpy", "safetensors", "diffusers", "fastapi", "uvicorn", "websockets", "av",
+    "simplejpeg",
+)  # fmt: skip
+WEIGHT_FILES: Final = ("dit.safetensors", "vae.safetensors")
+TOLERANCE: Final = 1e-5  # float32
+
+
+def run() -> int:
+    """Print facts and checks; return 0, or 1 when a check failed."""
+    for name, value in facts().items():
+        print(f"{name:<14} {value}")
+    checks: dict[str, Callable[[], str]] = {
+        "attention": check_attention,
+        "video file": check_video_encoder,
+    }
+    for preset in PRESETS.values():
+        checks[f"model {preset.name}"] = partial(check_model, preset)
+    failed = 0
+    for name, check in checks.items():
+        try:
+            print(f"{name:<14} ok: {check()}")
+        except (CheckFailed, StreamgenError) as error:
+            failed += 1
+            print(f"{name:<14} FAIL: {error}")
+    return 1 if failed else 0
+
+
+def print_models() -> int:
+    """Print a line for each model, and return 0."""
+    for preset in PRESETS.values():
+        width, height = preset.size
+        print(
+            f"{preset.name}  {width}x{height} at {preset.fps} fps, {preset.steps} steps, "
+            f"window {preset.window_frames} latent frames, {weights_state(preset)}"
+        )
+    return 0
+
+
+class CheckFailed(Exception):
+    """Something here does not work; the message says what."""
+
+
+def facts() -> dict[str, str]:
+    """Return versions and hardware, as a bug report needs them."""
+    gpus = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    shared = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    return {
+        "streamgen": f"{machine.installed_version()}, commit {machine.commit() or 'unknown'}",
+        "python": f"{platform.python_version()} at {sys.executable}",
+        "system": platform.platform(),
+        "cpu": f"{machine.cpu_name()}, {num_cores()} cores for this process",
+        "cuda": f"{torch.version.cuda or 'not in this torch'}, devices: {gpus or 'none'}",
+        "shared memory": f"{shared / 2**20:.0f} MiB free",
+        **{name: machine.installed_version(name) for name in DISTRIBUTIONS},
+    }
+
+
+def check_attention() -> str:
+    """Compare attention over scattered pages with a dense product."""
+    pages, tokens, heads, width = 6, 8, 2, 16
+    pool = KVPool(KVGeometry(1, heads, width, tokens, tokens, torch.float32), pages)
+    order = (4, 0, 3)
+    k, v = torch.randn(2, 1, len(order) * tokens, heads, width).unbind()
+    q = torch.randn_like(k)
+    plan = SdpaAttention(pool).plan([RowPages(order, order)], len(order) * tokens)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * width**-0.5
+    dense = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+    error = float((plan(0, q, k, v) - dense).abs().max())
+    if not error <= TOLERANCE:
+        raise CheckFailed(f"sdpa is {error:.2g} off the dense product, {TOLERANCE:g} allowed")
+    return f"sdpa, the only backend of this version, {error:.1g} off the dense product"
+
+
+def check_video_encoder() -> str:
+    """Look for the H.264 encoder that `generate` uses."""
+    if CODEC not in av.codecs_available:
+        raise CheckFailed(f"this PyAV has no {CODEC}; `streamgen generate` cannot write files")
+    return f"{CODEC} in ffmpeg's libavcodec {'.'.join(map(str, av.library_versions['libavcodec']))}"
+
+
+def check_model(preset: Preset) -> str:
+    """Load a model's weights."""
+    build(preset)
+    return weights_state(preset)
+
+
+def weights_state(preset: Preset) -> str:
+    """Return whether a model's files are there."""
+    if preset.weights is None:
+        return "random weights"
+    files = [preset.weights / name for name in WEIGHT_FILES]
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        return f"not in {preset.weights}: {', '.join(missing)}"
+    return f"weights of {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB"

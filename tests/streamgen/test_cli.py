@@ -1,0 +1,342 @@
+"""The command line: what it takes, what it refuses, and the status it ends with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamgen import cli, doctor
+from streamgen.cli import build_parser, main, settings_of
+from streamgen.command_options import BenchConfig, GenerateConfig, PromptAt, ServeConfig
+from streamgen.config import EngineConfig
+from streamgen.errors import Capacity, ConfigError, EngineStopped, StreamgenError, Unsupported
+from streamgen.models.loader import CheckpointError
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for variable in [v for v in os.environ if v.startswith("STREAMGEN_")]:
+        monkeypatch.delenv(variable)
+
+
+def refuse(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Require status 2 and a short message without a traceback; return the message."""
+    try:
+        status = main(argv)
+    except SystemExit as ended:
+        status = ended.code
+    said = capsys.readouterr()
+    assert status == cli.WRONG_USAGE, said
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert said.err.startswith("streamgen")
+    assert len(said.err.splitlines()) <= 2
+    return said.err
+
+
+def parse(*argv: str) -> argparse.Namespace:
+    arguments, unknown = build_parser().parse_known_args(argv)
+    assert not unknown
+    return arguments
+
+
+def serve_options(*argv: str) -> tuple[EngineConfig, ServeConfig]:
+    settings = settings_of(parse("serve", *argv))
+    return settings.build(EngineConfig), settings.build(ServeConfig)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["serve", "--windov", "6"], "no option is called '--windov'; did you mean --window?"),
+        (["serve", "--windov=6"], "no option is called '--windov'; did you mean --window?"),
+        (["serve", "--windo", "6"], "'--windo'"),  # no abbreviations
+        (["serve", "pocket", "other"], "no place for the argument 'other'"),
+        (["serve", "--port", "http"], "port from 0 to 65535"),
+        (["serve", "--port", "65536"], "port from 0 to 65535"),
+        (["serve", "--host", ""], "host name or an address"),
+        (["serve", "--host", "a..b"], "host name or an address"),
+        (["serve", "--root-path", "live/"], "without a slash at its end"),
+        (["serve", "--idle-timeout", "-1"], "positive number of seconds"),
+        (["serve", "--steps", "many"], "flag --steps: steps = 'many'"),
+        (["serve", "--size", "480p"], "WxH"),
+        (["generate", "a"], "-o/--output"),
+        (["generate", "a", "-o", "a.mp4", "--seconds", "none"], "positive number of seconds"),
+        (["generate", "a", "-o", "a.mp4", "--seed", "1.5"], "a whole number"),
+        (["generate", "a", "-o", "a.mp4", "--prompt-at", "3"], "SECONDS:TEXT"),
+        (["generate", "a", "-o", "a.mp4", "--prompt-at", "0:b"], "SECONDS:TEXT"),
+        (["generate", "a", "-o", "a.mp4", "--max-sessions", "2"], "'--max-sessions'"),
+        (["bench", "transport"], "invalid choice: 'transport'"),
+        (["bench", "--sessions", "1,0"], "numbers of sessions from 1 up"),
+        (["parity"], "DIR"),
+        (["version", "--all"], "'--all'"),
+    ],
+)
+def test_what_is_typed_wrong_is_said_in_a_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refuse(capsys, *argv)
+
+
+def test_no_command_shows_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == cli.WRONG_USAGE
+    said = capsys.readouterr().err
+    assert all(command.name in said for command in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["plan", "eval", "replay", "download"])
+def test_commands_of_later_versions_do_not_exist(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"invalid choice: '{command}'" in refuse(capsys, command)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--api-key=k", "--quantization=fp8", "--kv-cache-dtype=fp8", "--max-queue=1",
+        "--encoder=x264", "--bitrate=4M", "--ice-server=stun:a", "--turn-secret=s",
+        "--public-ip=1.2.3.4", "--udp-port-range=1-2", "--allowed-origin=a", "--ssl-certfile=f",
+        "--ssl-keyfile=f", "--record=d", "--history-seconds=1", "--no-fused-commit",
+        "--enforce-eager", "--log-format=json", "--plot=f",
+    ],
+)  # fmt: skip
+def test_flags_that_would_do_nothing_are_refused(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "no option is called" in refuse(capsys, "serve", flag)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+def test_help_names_every_option_of_the_command(
+    command: cli.Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command.name, "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for section in command.sections:
+        for option in cli._options(section, command.without):
+            assert f"--{option.name.replace('_', '-')}" in said
+
+
+def test_torch_is_not_imported_for_what_needs_none() -> None:
+    code = (
+        "import sys; from streamgen.cli import main; "
+        "status = main(['version']) + main(['serve', '--window', 'x']);"
+        "sys.exit(status if 'torch' not in sys.modules else 'torch was imported')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout.startswith("streamgen ")
+
+
+def test_q39_file_environment_and_command_line_are_layers_and_remember(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("window: 12\nsink: 1\nport: 9000\nmax-viewers: 3\nidle_timeout: none\n")
+    monkeypatch.setenv("STREAMGEN_SINK", "2")
+    monkeypatch.setenv("STREAMGEN_PORT", "9001")
+    engine, server = serve_options("--config", str(file), "--port", "9002", "--deterministic")
+    assert (engine.window, engine.sink, engine.deterministic) == (12, 2, True)
+    assert (server.port, server.max_viewers, server.idle_timeout) == (9002, 3, None)
+    origin = {**engine.sources, **server.sources}
+    assert origin["window"] == origin["max_viewers"] == "file server.yaml"
+    assert origin["sink"] == "env STREAMGEN_SINK"
+    assert origin["port"] == "flag --port"
+    assert origin["host"] == "default"
+
+
+def test_q39_the_file_can_be_named_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "server.yaml").write_text("sink: 3")
+    monkeypatch.setenv("STREAMGEN_CONFIG", str(tmp_path / "server.yaml"))
+    assert serve_options()[0].sink == 3
+
+
+@pytest.mark.parametrize("layer", ["flag", "env", "file"])
+def test_q39_a_misspelt_key_is_an_error_wherever_it_stands(
+    layer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["serve"]
+    if layer == "flag":
+        argv += ["--sinc", "3"]
+    elif layer == "env":
+        monkeypatch.setenv("STREAMGEN_SINC", "3")
+    else:
+        (tmp_path / "server.yaml").write_text("sinc: 3")
+        argv += ["--config", str(tmp_path / "server.yaml")]
+    assert "sink" in refuse(capsys, *argv)
+
+
+def test_a_variable_of_another_command_is_no_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STREAMGEN_PORT", "9000")
+    monkeypatch.setenv("STREAMGEN_STEPS", "3")
+    settings = settings_of(parse("generate", "a", "-o", "a.mp4"))
+    assert settings.build(EngineConfig).steps == 3
+    assert settings_of(parse("serve")).build(ServeConfig).port == 9000
+
+
+def test_a_config_file_that_is_not_there_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "No such file" in refuse(capsys, "serve", "--config", str(tmp_path / "none.yaml"))
+
+
+def test_the_model_is_an_argument_of_serve_and_a_flag_elsewhere() -> None:
+    assert serve_options("other")[0].model == "other"
+    assert serve_options("--model", "other")[0].model == "other"
+    assert serve_options()[0].model == "pocket"
+    settings = settings_of(parse("bench", "latency", "--model", "other"))
+    assert settings.build(EngineConfig).model == "other"
+
+
+def test_options_of_one_video() -> None:
+    argv = ["--prompt-at", "4:late: it rains", "--prompt-at", "2.5:early", "--seconds", "6"]
+    settings = settings_of(parse("generate", "a", "-o", "a.mp4", *argv, "--seed", "7"))
+    options = settings.build(GenerateConfig)
+    assert options.prompt_at == (PromptAt(2.5, "early"), PromptAt(4.0, "late: it rains"))
+    assert (options.seconds, options.seed) == (6.0, 7)
+
+
+def test_options_of_bench() -> None:
+    settings = settings_of(parse("bench", "sessions", "--sessions", "1,2", "--json", "a.json"))
+    options = settings.build(BenchConfig)
+    assert (options.sessions, options.json, options.csv) == ((1, 2), Path("a.json"), None)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError("x"), cli.WRONG_USAGE),
+        (Unsupported("x"), cli.WRONG_USAGE),
+        (CheckpointError("x"), cli.MACHINE_CANNOT),
+        (Capacity("x"), cli.MACHINE_CANNOT),
+        (EngineStopped("x"), cli.MACHINE_CANNOT),
+        (OSError(98, "cannot listen on a:1"), cli.MACHINE_CANNOT),
+        (KeyboardInterrupt(), cli.INTERRUPTED),
+    ],
+)
+def test_every_end_has_its_status_and_a_line(
+    error: BaseException,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run() -> int:
+        raise error
+
+    monkeypatch.setattr(doctor, "run", run)
+    assert main(["doctor"]) == status
+    said = capsys.readouterr().err
+    assert said.startswith("streamgen doctor: ")
+    assert said.count("\n") == 1
+
+
+def test_q42_weights_that_do_not_load_are_named_and_the_status_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import dataclasses
+
+    from streamgen.models import presets
+
+    (tmp_path / "dit.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    broken = dataclasses.replace(presets.POCKET, weights=tmp_path)
+    monkeypatch.setattr(presets, "PRESETS", {"pocket": broken})
+    output = tmp_path / "a.mp4"
+    assert main(["generate", "a star", "-o", str(output)]) == cli.MACHINE_CANNOT
+    said = capsys.readouterr()
+    assert "dit.safetensors is a Git LFS pointer" in said.err
+    assert "Traceback" not in said.err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("backend", ["flash_attn", "flashinfer"])
+def test_q54_a_backend_that_is_not_offered_is_an_error_when_it_is_asked_for(
+    backend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refuse(capsys, "serve", "--attention-backend", backend)
+    assert "one of auto, sdpa" in said
+
+
+@pytest.mark.parametrize("fault", ["raise ImportError('no kernel')", "raise RuntimeError('ABI')"])
+def test_q54_an_optional_kernel_that_is_broken_is_in_nobodys_way(
+    fault: str, tmp_path: Path
+) -> None:
+    (tmp_path / "flash_attn.py").write_text(fault)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from streamgen import doctor; print(doctor.check_attention())"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "sdpa" in ended.stdout
+
+
+def test_q54_attention_that_gives_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(doctor.SdpaAttention, "plan", lambda *args: lambda layer, q, k, v: (
+        torch.rand_like(q)
+    ))  # fmt: skip
+    with pytest.raises(doctor.CheckFailed, match="off the dense product"):
+        doctor.check_attention()
+
+
+def test_doctor_says_what_a_bug_report_needs_and_fails_with_a_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "check_model", lambda preset: "weights")
+    assert main(["doctor"]) == cli.DONE
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("python", "cpu", "torch", "websockets", "attention"))
+
+    def broken(preset: object) -> str:
+        raise ConfigError("no weights")
+
+    monkeypatch.setattr(doctor, "check_model", broken)
+    assert main(["doctor"]) == cli.CHECK_FAILED
+    assert "FAIL: no weights" in capsys.readouterr().out
+
+
+def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == cli.DONE
+    assert capsys.readouterr().out.startswith("pocket  128x128 at 16 fps")
+
+
+def test_parity_ends_with_its_own_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["parity", str(REPOSITORY / "tests/golden/schedule")]) == cli.DONE
+    assert capsys.readouterr().out.endswith(" passed, 0 failed\n")
+    (tmp_path / "meta.json").write_text(json.dumps({}))
+    assert main(["parity", str(tmp_path)]) == cli.WRONG_USAGE
+
+
+class Unknown(StreamgenError):
+    """A kind of error that the command line has never seen."""
+
+
+def test_an_error_of_another_kind_counts_as_the_machines() -> None:
+    assert cli._status(Unknown("x")) == cli.MACHINE_CANNOT

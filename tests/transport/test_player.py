@@ -1,0 +1,99 @@
+"""Chunks in, frames out, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import numpy as np
+import pytest
+
+from transport.encoder import Encoder, Frame
+from transport.player import Player
+from transport.stream import Chunk, Event, Receipt, State, StreamConfig
+from transport.wire import Control
+
+
+class EagerStream:
+    """Fits Stream; knows no back-pressure."""
+
+    id = "s"
+    config = StreamConfig("a", "m", 16, 16, 1000, 0, 4, 4)
+    state: State = "running"
+
+    def __init__(self, num_chunks: int) -> None:
+        self.num_chunks = num_chunks
+        self.num_taken = 0
+        self.num_released = 0
+        self.played_frames: list[int] = []
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """Yield whatever is asked for, at once."""
+        for index in range(self.num_chunks):
+            self.num_taken += 1
+            frames = np.zeros((4, 16, 16, 3), np.uint8)
+            pts_s = index * 4 / 1000
+            yield Chunk(index, index * 4, pts_s, 1000, 0, 0, frames, 0.001, self._release)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield nothing."""
+        nothing: tuple[Event, ...] = ()
+        for event in nothing:
+            yield event
+
+    def played(self, frame_index: int) -> None:
+        """Note it."""
+        self.played_frames.append(frame_index)
+
+    async def control(self, message: Control) -> Receipt:
+        """Refuse."""
+        raise NotImplementedError
+
+    async def suspend(self) -> None:
+        """Do nothing."""
+
+    async def resume(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    def _release(self) -> None:
+        self.num_released += 1
+
+
+@pytest.fixture
+def encoder() -> Iterator[Encoder]:
+    """Return an encoder."""
+    encoder = Encoder()
+    yield encoder
+    encoder.close()
+
+
+async def test_every_frame_is_shown_once_in_order(encoder: Encoder) -> None:
+    """And reported as played, and every chunk handed back."""
+    stream, shown = EagerStream(6), list[Frame]()
+    player = Player(stream, encoder, lambda: frozenset({"jpeg"}), shown.append)
+    player.resume()
+    await asyncio.gather(player.receive(), player.play())
+    assert [frame.index for frame in shown] == list(range(24))
+    assert stream.played_frames == list(range(24))
+    assert stream.num_released == 6
+    assert player.tally.num_frames == 24
+
+
+async def test_what_waits_is_bounded_without_back_pressure(encoder: Encoder) -> None:
+    """Paused, it takes three chunks of an engine that would give a thousand."""
+    stream = EagerStream(1000)
+    player = Player(stream, encoder, lambda: frozenset({"none"}), lambda frame: None)
+    receiving = asyncio.create_task(player.receive())
+    playing = asyncio.create_task(player.play())
+    await asyncio.sleep(0.3)
+    assert stream.num_taken == 3
+    assert stream.played_frames == []
+    player.resume()
+    await asyncio.sleep(0.3)
+    assert stream.num_taken > 3
+    for task in (receiving, playing):
+        task.cancel()
+    await asyncio.gather(receiving, playing, return_exceptions=True)
