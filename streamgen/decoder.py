@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# Latents after which a decoder's memory is what it would be had it seen the whole stream: the tiny
-# one reaches back less than 6 latents, the full one's memory has faded.
+# Latents after which a decoder's memory is what it would be had it seen the whole stream. Blocks of
+# the tiny one remember a frame each: three and three at the latents' rate and three at twice it
+# reach back 7.5 latents. The full one's memory has no such end, but has faded.
 PRIME_LATENTS: Final = 8
 MEASURED_DECODES: Final = 3
 

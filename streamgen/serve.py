@@ -39,6 +39,7 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # In order it ends within 5 s; what hangs longer is cut off.
 STOP_TIMEOUT_S: Final = 4.5
 CUT_OFF: Final = 1
+WATCH_INTERVAL_S: Final = 0.5
 STDERR: Final = 2
 
 
@@ -67,12 +68,12 @@ async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig)
     web = WebServer(uvicorn_config(app), announcement(client.preset.name, sock, server))
     with stopping(web.stop):
         await _start_engine(client)
-        loading = asyncio.create_task(_load(client, web))
+        watching = asyncio.create_task(_watch_engine(client, web))
         try:
             await web.serve(sockets=[sock])
         finally:
             await client.close()
-    await loading
+    await watching
 
 
 async def _start_engine(client: EngineClient) -> None:
@@ -88,16 +89,23 @@ async def _start_engine(client: EngineClient) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS[:1])
 
 
-async def _load(client: EngineClient, web: WebServer) -> None:
-    """Wait until the engine is warm; if it never will be, end the server and raise why."""
+async def _watch_engine(client: EngineClient, web: WebServer) -> None:
+    """End the server, and raise why, if the engine does not start; log it if it ends later.
+
+    Without its engine the server stays, so that `/health` can say what is wrong.
+    """
     try:
         await client.wait_ready()
     except StreamgenError:
-        if not web.should_exit:  # it was not told to stop
-            web.stop()
-            raise
-    else:
-        logger.info("%s is ready", client.preset.name)
+        if web.should_exit:  # it was told to stop
+            return
+        web.stop()
+        raise
+    logger.info("%s is ready", client.preset.name)
+    while client.stats().alive:
+        await asyncio.sleep(WATCH_INTERVAL_S)
+    if not web.should_exit:
+        logger.error("the engine has ended: no session can be made, start the server again")
 
 
 class WebServer(uvicorn.Server):
@@ -131,8 +139,9 @@ def stopping(stop: Callable[[], None]) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         if watchdog.is_alive():
             cut_off("told twice")
-        watchdog.start()
-        stop()
+        else:
+            watchdog.start()
+            stop()
 
     before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     try:

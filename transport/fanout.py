@@ -12,6 +12,7 @@ from typing import Final
 from transport.encoder import Frame
 from transport.fields import ProtocolError
 from transport.replies import ChunkMetadata, CloseCode, ServerMessage
+from transport.wire import SessionAck
 
 MAX_IN_FLIGHT: Final = 2  # frames sent and not acknowledged; more only grows their age
 MAX_MESSAGES: Final = 256  # waiting for one viewer
@@ -33,7 +34,7 @@ class Viewer:
         self.format = "none"
         self.acks = False
         self.num_dropped = 0
-        self.displayed_frame_index: int | None = None
+        self.last_ack: SessionAck | None = None
         self._messages: deque[ServerMessage] = deque()
         self._slot: Frame | None = None
         self._in_flight: deque[int] = deque(maxlen=MAX_IN_FLIGHT)
@@ -77,15 +78,15 @@ class Viewer:
             self._taken.set()
             self._wake.set()
 
-    def ack(self, frame_index: int) -> None:
+    def ack(self, ack: SessionAck) -> None:
         """Take note that the client has this frame and all before it."""
         if not self.acks:
             raise ProtocolError("session.ack needs acks in the first message")
-        if frame_index > self._last_sent:
-            raise ProtocolError(f"frame {frame_index} was not sent", param="frame_index")
-        while self._in_flight and self._in_flight[0] <= frame_index:
+        if ack.frame_index > self._last_sent:
+            raise ProtocolError(f"frame {ack.frame_index} was not sent", param="frame_index")
+        while self._in_flight and self._in_flight[0] <= ack.frame_index:
             self._in_flight.popleft()
-        self.displayed_frame_index = frame_index
+        self.last_ack = ack
         self._wake.set()
 
     async def next(self) -> ServerMessage | bytes | Finish:

@@ -20,7 +20,7 @@ class Sessions:
     """Opens sessions at the host and runs their broadcasts until they end."""
 
     def __init__(self, host: StreamHost, options: TransportOptions) -> None:
-        self.host = host
+        self._host = host
         self._options = options
         self._encoder = Encoder(jpeg_quality=options.jpeg_quality)
         self._broadcasts: dict[str, Broadcast] = {}
@@ -49,7 +49,7 @@ class Sessions:
             window=start.window,
             sink=start.sink,
         )
-        stream = await self.host.open(config)
+        stream = await self._host.open(config)
         broadcast = Broadcast(
             stream,
             self._encoder,

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 
 from transport import replies
 from transport.broadcast import Broadcast, Outcome
+from transport.fanout import Viewer
 from transport.fields import JSONSchema, ProtocolError
 from transport.objects import object_schema
 from transport.options import TransportOptions
@@ -120,8 +121,19 @@ def _describe(broadcast: Broadcast) -> dict[str, Any]:
         "chunk": broadcast.player.tally.num_chunks,
         "prompts": [dataclasses.asdict(entry) for entry in broadcast.timeline.prompts],
         "config": dataclasses.asdict(broadcast.stream.config),
-        "num_viewers": len(broadcast.viewers),
+        "viewers": [_describe_viewer(viewer) for viewer in broadcast.viewers],
         "stats": replies.to_object(broadcast.stats()),
+    }
+
+
+def _describe_viewer(viewer: Viewer) -> dict[str, Any]:
+    ack = viewer.last_ack
+    return {
+        "format": viewer.format,
+        "acks": viewer.acks,
+        "dropped": viewer.num_dropped,
+        "displayed_frame_index": ack and ack.frame_index,
+        "displayed_at_ms": ack and ack.displayed_at_ms,
     }
 
 

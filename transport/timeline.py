@@ -9,7 +9,7 @@ from typing import Final
 from transport.fields import Prompt
 
 MAX_PENDING: Final = 256
-MAX_PROMPTS: Final = 256
+MAX_PROMPTS: Final = 64
 NUM_LATENCIES: Final = 32
 
 

@@ -126,8 +126,8 @@ class RealtimeSocket:
         match message:
             case SessionPing():
                 self._viewer.put(replies.SessionPong())
-            case SessionAck(frame_index=frame_index):
-                self._viewer.ack(frame_index)
+            case SessionAck():
+                self._viewer.ack(message)
             case SessionStop():
                 self._stop()
             case _ if self._inbox.full():

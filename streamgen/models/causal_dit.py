@@ -218,7 +218,9 @@ class CausalDiT(nn.Module):
         half = self.config.freq_dim // 2
         exponent = torch.arange(half, dtype=torch.float64, device=t.device) / half
         angles = t.double()[..., None] * 10_000.0**-exponent
-        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.patch_embedding.weight.dtype)
+        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(
+            self.patch_embedding.weight.dtype
+        )
         embedding: Tensor = self.time_embedding(waves)
         projected: Tensor = self.time_projection(embedding)
         return embedding, projected.unflatten(-1, (6, -1))

@@ -92,6 +92,8 @@ def build(preset: Preset, *, dummy: bool = False) -> Model:
         dit = CausalDiT(preset.dit)
         vae = TAEHV(preset.vae) if isinstance(preset.vae, TAEHVConfig) else WanVAE(preset.vae)
         text_encoder = preset.text_encoder(dummy)
+        if dummy and isinstance(vae, TAEHV):
+            _give_contrast(vae)
     if not dummy and preset.weights is not None:
         load_safetensors_strict(dit, preset.weights / "dit.safetensors")
         load_safetensors_strict(vae, preset.weights / "vae.safetensors")
@@ -108,6 +110,23 @@ def find_preset(name: str) -> Preset:
             f"no model is called {name!r}; there is {', '.join(PRESETS)}", param="model"
         )
     return PRESETS[name]
+
+
+@torch.no_grad()
+def _give_contrast(vae: TAEHV) -> None:
+    """Scale a decoder's random weights so that its pictures are neither black nor flat.
+
+    Torch's own make nothing of a latent, so an encoder, a test or an eye would have nothing to see.
+    """
+    convolutions = [m for m in vae.decoder.modules() if isinstance(m, nn.Conv2d)]
+    for convolution in convolutions:
+        nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+    latents = torch.randn(1, 4, vae.config.latent_channels, 8, 8)
+    pixels, _ = vae.decode_raw(latents, vae.decoder_state())
+    last = convolutions[-1]
+    assert last.bias is not None
+    last.weight.mul_(0.25 / pixels.std())
+    last.bias.fill_(0.5)
 
 
 @lru_cache(maxsize=64)

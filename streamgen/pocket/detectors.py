@@ -23,7 +23,7 @@ Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
 MAX_FRAMES: Final = 24  # frames of a clip that are looked at
-_BACKDROP_LIMIT: Final = 14.0  # mean difference, 0..255, beyond which a picture shows no known place
+_BACKDROP_LIMIT: Final = 14.0  # mean difference, 0..255, beyond which no known place is shown
 _FILL_LIMIT: Final = 55.0  # distance in RGB beyond which a pixel has no colour of the palette
 _SHAPE_LIMIT: Final = 0.72  # overlap with the best template below which a body has no known shape
 _MOVED: Final = 3.0  # pixels that a resting body's centre stays within

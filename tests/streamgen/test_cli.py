@@ -277,54 +277,6 @@ def test_q54_a_backend_that_is_not_offered_is_an_error_when_it_is_asked_for(
     assert "one of auto, sdpa" in said
 
 
-@pytest.mark.parametrize("fault", ["raise ImportError('no kernel')", "raise RuntimeError('ABI')"])
-def test_q54_an_optional_kernel_that_is_broken_is_in_nobodys_way(
-    fault: str, tmp_path: Path
-) -> None:
-    (tmp_path / "flash_attn.py").write_text(fault)
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]);"
-        "from streamgen import doctor; print(doctor.check_attention())"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    assert "sdpa" in ended.stdout
-
-
-def test_q54_attention_that_gives_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(doctor.SdpaAttention, "plan", lambda *args: lambda layer, q, k, v: (
-        torch.rand_like(q)
-    ))  # fmt: skip
-    with pytest.raises(doctor.CheckFailed, match="off the dense product"):
-        doctor.check_attention()
-
-
-def test_doctor_says_what_a_bug_report_needs_and_fails_with_a_check(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor, "check_model", lambda preset: "weights")
-    assert main(["doctor"]) == cli.DONE
-    said = capsys.readouterr().out
-    assert all(name in said for name in ("python", "cpu", "torch", "websockets", "attention"))
-
-    def broken(preset: object) -> str:
-        raise ConfigError("no weights")
-
-    monkeypatch.setattr(doctor, "check_model", broken)
-    assert main(["doctor"]) == cli.CHECK_FAILED
-    assert "FAIL: no weights" in capsys.readouterr().out
-
-
-def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models"]) == cli.DONE
-    assert capsys.readouterr().out.startswith("pocket  128x128 at 16 fps")
-
-
 def test_parity_ends_with_its_own_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,24 +1,16 @@
-"""The engine behind an event loop: in a thread, and in a process of its own."""
+"""The engine behind an event loop, in a thread and in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
 from streamgen.engine_client import EngineClient
-from streamgen.engine_link import ProcessLink
-from streamgen.engine_stream import EngineStream
 from streamgen.errors import (
     Capacity,
     EngineStopped,
@@ -26,25 +18,19 @@ from streamgen.errors import (
     InvalidRequest,
     ModelNotReady,
     NotFound,
-    StreamgenError,
 )
-from streamgen.frame_ring import FrameRing
 from streamgen.messages import (
     Applied,
-    Chunk,
-    Failed,
     SetPrompt,
     StateChanged,
     Superseded,
     Update,
 )
-from streamgen.session_config import SessionRequest
-from tests.streamgen.tiny import TINY, Studio, tiny_config
+from tests.streamgen.studio import Studio
+from tests.streamgen.tiny import TINY, tiny_config
+from tests.streamgen.viewers import REQUEST, play, quiet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-REQUEST = SessionRequest(prompt="a red ball", seed=42)
-RINGS = Path("/dev/shm")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["thread", "process"])
@@ -59,26 +45,6 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
     yield client
     await client.close()
     assert not client.stats().alive
-
-
-async def play(stream: EngineStream, until: int) -> list[Chunk]:
-    """Play chunks up to number `until`, and return copies of them."""
-    chunks = []
-    async for chunk in stream.chunks():
-        chunks.append(dataclasses.replace(chunk, frames=chunk.frames.copy()))
-        stream.played(chunk.first_frame_index + len(chunk.frames) - 1)
-        chunk.release()
-        if chunk.index == until:
-            break
-    return chunks
-
-
-async def quiet(client: EngineClient, sessions_free: int) -> None:
-    """Wait until so many places are free."""
-    deadline = time.monotonic() + 10
-    while client.stats().sessions_free != sessions_free:
-        assert time.monotonic() < deadline, client.stats()
-        await asyncio.sleep(0.01)
 
 
 async def test_chunks_are_those_of_the_engine_bit_for_bit(client: EngineClient) -> None:
@@ -248,121 +214,3 @@ async def test_stages_are_told_and_nothing_opens_before_the_last() -> None:
     await client.close()
     with pytest.raises(EngineStopped):
         await client.open(REQUEST)
-
-
-@pytest.mark.parametrize("own_process", [False, True])
-async def test_weights_that_are_missing_are_said(own_process: bool, tmp_path: Path) -> None:
-    preset = dataclasses.replace(TINY, weights=tmp_path)
-    client = EngineClient(tiny_config(), preset=preset, own_process=own_process)
-    await client.start()
-    with pytest.raises(StreamgenError, match=r"dit\.safetensors cannot be read"):
-        await client.wait_ready()
-    assert not client.stats().alive
-    await client.close()
-
-
-async def process_client() -> tuple[EngineClient, int]:
-    """Return a ready client of its own process, and the process's id."""
-    client = EngineClient(tiny_config(), preset=TINY)
-    await client.start()
-    await client.wait_ready()
-    assert isinstance(client._link, ProcessLink)
-    assert client._link._process is not None
-    assert client._link._process.pid is not None
-    return client, client._link._process.pid
-
-
-async def test_a_dead_engine_is_told_to_every_viewer() -> None:
-    client, pid = await process_client()
-    stream = await client.open(REQUEST)
-    await play(stream, until=1)
-    os.kill(pid, signal.SIGKILL)
-    chunks = [chunk async for chunk in stream.chunks()]
-    for chunk in chunks:
-        chunk.release()
-    events = [event async for event in stream.events()]
-    assert isinstance(events[-2], Failed)
-    assert (events[-2].code, events[-2].retryable) == ("worker_restarted", True)
-    assert "exit code -9" in events[-2].message
-    assert events[-1] == StateChanged("failed")
-    assert not client.stats().alive
-    with pytest.raises(EngineStopped):
-        await client.open(REQUEST)
-    await client.close()
-
-
-async def test_a_stuck_engine_is_ended_within_five_seconds() -> None:
-    client, pid = await process_client()
-    stream = await client.open(REQUEST)
-    os.kill(pid, signal.SIGSTOP)
-    start = time.monotonic()
-    await client.close()
-    assert time.monotonic() - start < 5
-    assert not alive(pid)
-    assert [event async for event in stream.events()][-1] == StateChanged("closed")
-
-
-async def test_an_engine_that_is_loading_is_ended_at_once() -> None:
-    rings = set(RINGS.glob("streamgen-*")) if RINGS.is_dir() else set()
-    client = EngineClient(tiny_config(), preset=TINY)
-    await client.start()
-    start = time.monotonic()
-    await client.close()
-    assert time.monotonic() - start < 5
-    with pytest.raises(EngineStopped):
-        await client.wait_ready()
-    assert (set(RINGS.glob("streamgen-*")) if RINGS.is_dir() else set()) <= rings
-
-
-async def test_the_engine_ends_when_its_client_dies() -> None:
-    script = (
-        "import asyncio, os, signal\n"
-        "from tests.streamgen.test_engine_client import process_client\n"
-        "async def main():\n"
-        "    client, pid = await process_client()\n"
-        "    print(pid, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "if __name__ == '__main__':\n"
-        "    asyncio.run(main())\n"
-    )
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    client = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-c", script],
-        cwd=root,
-        env=environment,
-        stdout=subprocess.PIPE,
-        check=False,
-    )
-    assert client.returncode == -signal.SIGKILL
-    pid = int(client.stdout)
-    deadline = time.monotonic() + 10
-    while alive(pid):
-        assert time.monotonic() < deadline, pid
-        await asyncio.sleep(0.05)
-
-
-async def test_a_ring_gives_its_slots_in_turn_and_leaves_no_file() -> None:
-    ring = FrameRing.create(num_slots=2, slot_bytes=24)
-    reader = FrameRing(ring.layout)
-    ring.unlink()
-    ring.unlink()
-    assert not ring.layout.path.exists()
-    frames = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3)
-    assert [ring.put(frames), ring.put(frames[:1]), ring.put(frames)] == [0, 1, None]
-    np.testing.assert_array_equal(reader.view(0, (2, 2, 2, 3)), frames)
-    np.testing.assert_array_equal(reader.view(1, (1, 2, 2, 3)), frames[:1])
-    ring.release(1)
-    assert ring.put(frames + 1) == 1
-    view = reader.view(1, (2, 2, 2, 3))
-    del reader, ring
-    np.testing.assert_array_equal(view, frames + 1)  # a view outlives the rings
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -9,18 +9,13 @@ from __future__ import annotations
 import dataclasses
 import zlib
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from streamgen.config import EngineConfig, engine_config
-from streamgen.messages import Chunk, Event
 from streamgen.models.causal_dit import DiTConfig
 from streamgen.models.presets import Preset, TextEncoder
 from streamgen.models.taehv import TAEHVConfig
-from streamgen.session import Session
-from streamgen.session_config import SessionRequest
-from streamgen.startup import start_engine
 from streamgen.step import ChunkPlan
 
 TEXT_LEN, TEXT_DIM = 4, 16
@@ -65,78 +60,12 @@ TINY = Preset(
 )  # fmt: skip
 
 
-class FakeClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def tiny_config(**options: object) -> EngineConfig:
     """Return engine options for tests: float32, poisoned pages, one thread."""
     defaults: dict[str, object] = {
         "model": "tiny", "dtype": "fp32", "threads": 1, "poison_freed_pages": True,
     }  # fmt: skip
     return engine_config(flags=defaults | options)
-
-
-class Studio:
-    """An engine over random weights, and viewers that play every chunk as soon as it is there."""
-
-    def __init__(self, preset: Preset = TINY, **options: object) -> None:
-        self.clock = FakeClock()
-        self.chunks: dict[str, list[Chunk]] = {}
-        self.events: dict[str, list[Event]] = {}
-        self.engine = start_engine(
-            tiny_config(**options), self._deliver, preset=preset, clock=self.clock
-        )
-        self.pool = self.engine.runner.pool
-
-    def __enter__(self) -> Studio:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.engine.decoder.close()
-
-    def open(self, prompt: str = "a red ball", seed: int = 42, **fields: object) -> Session:
-        return self.engine.open(SessionRequest(prompt=prompt, seed=seed, **fields))
-
-    def step(self) -> bool:
-        """Run one pass, and all decodes that were begun before it."""
-        self.clock.now += 0.01
-        waiting = self.engine.num_decoding
-        ran = self.engine.step()
-        self.engine.emit_decoded(wait_for=waiting)
-        return ran or waiting > 0
-
-    def make(self, session: Session, num_chunks: int) -> list[Chunk]:
-        """Step until the session has so many chunks, and return them."""
-        while len(self.chunks.get(session.id, [])) < num_chunks:
-            assert self.step(), f"{session.state}: nothing more comes of {session.id}"
-        return self.chunks[session.id][:num_chunks]
-
-    def audit(self) -> int:
-        """Check the books of the pool and return how many pages nobody has."""
-        self.pool.allocator.audit()
-        return self.pool.allocator.num_free
-
-    def _deliver(self, session_id: str, item: Chunk | Event) -> None:
-        if not isinstance(item, Chunk):
-            self.events.setdefault(session_id, []).append(item)
-            return
-        self.chunks.setdefault(session_id, []).append(item)
-        self.engine.played(session_id, item.first_frame_index + len(item.frames) - 1)
-
-
-def assert_same(some: list[Chunk], others: list[Chunk]) -> None:
-    """Require the same chunks to the last bit."""
-    assert [c.index for c in some] == [c.index for c in others]
-    for one, other in zip(some, others, strict=True):
-        np.testing.assert_array_equal(one.latents, other.latents, f"latents of {one.index}")
-        np.testing.assert_array_equal(one.frames, other.frames, f"frames of {one.index}")
 
 
 def with_chunks(**layout: int) -> Preset:

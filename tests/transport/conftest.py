@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -88,3 +89,23 @@ async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> 
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         await asyncio.sleep(0.01)
+
+
+async def raw_socket(server: RunningServer, receive_bytes: int = 65_536) -> socket.socket:
+    """Return a TCP socket on which the WebSocket handshake is done, closed when the test ends."""
+    loop = asyncio.get_running_loop()
+    sock = server.stack.enter_context(socket.socket())
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    sock.setblocking(False)
+    await loop.sock_connect(sock, ("127.0.0.1", server.port))
+    request = (
+        "GET /v1/realtime/video HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+        "Sec-WebSocket-Version: 13\r\n\r\n"
+    )
+    await loop.sock_sendall(sock, request.encode())
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n"):
+        answer += await loop.sock_recv(sock, 1)
+    assert answer.startswith(b"HTTP/1.1 101")
+    return sock

@@ -13,7 +13,8 @@ import numpy as np
 import uvicorn
 from numpy.typing import NDArray
 
-from tests.transport.fake_host import FakeHost, Shot
+from tests.transport.fake_host import FakeHost
+from tests.transport.painting import Shot
 from transport.http import create_app
 from transport.options import TransportOptions
 from transport.server import listen, uvicorn_config

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.transport.painting import Shot, paint_revision
 from transport.fields import Prompt
 from transport.stream import (
     Chunk,
@@ -27,41 +28,6 @@ from transport.stream import (
 from transport.wire import Control, SessionInteraction
 
 PAGES_PER_SESSION = 10
-
-
-def colour_of(revision: int) -> tuple[int, int, int]:
-    """Return the colour that a chunk of this prompt revision has."""
-    return (
-        revision % 8 * 32 + 16,
-        revision // 8 % 8 * 32 + 16,
-        revision // 64 % 8 * 32 + 16,
-    )
-
-
-def revision_of(picture: NDArray[np.uint8]) -> int:
-    """Return the prompt revision that a picture shows."""
-    red, green, blue = (int(value) // 32 for value in picture.mean(axis=(0, 1)))
-    return red + 8 * green + 64 * blue
-
-
-@dataclass(frozen=True)
-class Shot:
-    """What one chunk shows: `first_frame` on, `num_frames` frames under `prompt`."""
-
-    prompt: Prompt
-    revision: int
-    seed: int
-    width: int
-    height: int
-    first_frame: int
-    num_frames: int
-
-
-def paint_revision(shot: Shot) -> NDArray[np.uint8]:
-    """Paint the colour of the prompt revision."""
-    frames = np.empty((shot.num_frames, shot.height, shot.width, 3), np.uint8)
-    frames[:] = colour_of(shot.revision)
-    return frames
 
 
 @dataclass

@@ -115,3 +115,9 @@ class RealtimeClient:
     def of_type(self, type: str) -> list[dict[str, Any]]:
         """Return the messages of one type received so far."""
         return [message for message in self.messages if message["type"] == type]
+
+    async def check_streaming(self) -> None:
+        """Check that frames come, and that a prompt is obeyed."""
+        await self.more_frames(4)
+        await self.prompt("a blue star", "proof")
+        await self.until("session.interaction.applied", event_id="proof")

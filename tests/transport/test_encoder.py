@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from tests.transport.fake_host import colour_of
+from tests.transport.painting import colour_of
 from transport.encoder import HEADER, Encoder
 from transport.stream import Chunk, StreamError
 

@@ -12,6 +12,7 @@ from transport.encoder import ChunkHeader, Frame
 from transport.fanout import MAX_MESSAGES, Fanout, Finish, Viewer
 from transport.fields import ProtocolError
 from transport.replies import ChunkMetadata, CloseCode, SessionPong, SessionState
+from transport.wire import SessionAck
 
 CHUNK = ChunkHeader(0, 0, 4, 0.0, 0, 42, (), (), ())
 
@@ -80,7 +81,7 @@ async def test_two_frames_are_in_flight_at_most() -> None:
         one.offer(frame(index))
         sent += await take_frames(one)
     assert sent == [b"0", b"1"]
-    one.ack(0)
+    one.ack(SessionAck(0))
     assert await take_frames(one) == [b"5"]
 
 
@@ -90,8 +91,8 @@ async def test_an_acknowledgement_answers_for_all_before_it() -> None:
     for index in range(2):
         one.offer(frame(index))
         await take_all(one)
-    one.ack(1)
-    one.ack(0)
+    one.ack(SessionAck(1))
+    one.ack(SessionAck(0))
     for index in (2, 3):
         one.offer(frame(index))
         assert await take_frames(one) == [str(index).encode()]
@@ -100,9 +101,9 @@ async def test_an_acknowledgement_answers_for_all_before_it() -> None:
 async def test_acknowledgements_that_cannot_be() -> None:
     """A frame that was not sent, and acks that were not asked for."""
     with pytest.raises(ProtocolError, match="not sent"):
-        viewer(acks=True).ack(0)
+        viewer(acks=True).ack(SessionAck(0))
     with pytest.raises(ProtocolError, match="acks"):
-        viewer().ack(0)
+        viewer().ack(SessionAck(0))
 
 
 async def test_a_frame_without_the_viewers_format_is_skipped() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.transport.conftest import Serve
-from tests.transport.fake_host import FakeHost, revision_of
+from tests.transport.fake_host import FakeHost
+from tests.transport.painting import revision_of
 from tests.transport.realtime_client import RealtimeClient
 
 

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from streamgen.models.taehv import STARTUP_FRAMES, TAEHV, MemoryBlock
 from streamgen.pocket.config import VAE
-from streamgen.pocket.train.optim import Average, Optimizers, ramp
 from streamgen.pocket.scenery import SIZE
+from streamgen.pocket.train.optim import Average, Optimizers, ramp
 from streamgen.pocket.world import random_scene, render
 
 CLIP_FRAMES = 9

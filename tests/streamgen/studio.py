@@ -1,0 +1,148 @@
+"""An engine to watch at work: with viewers, faults and eyes on its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from streamgen.messages import Chunk, Event
+from streamgen.model_runner import StepBatch
+from streamgen.models.presets import Preset
+from streamgen.session import Session
+from streamgen.session_config import SessionRequest
+from streamgen.startup import start_engine
+from tests.streamgen.tiny import TINY, tiny_config
+
+PASSES = TINY.steps + 1  # and the commit
+
+
+class FakeClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Studio:
+    """An engine over random weights, and viewers that play every chunk as soon as it is there."""
+
+    def __init__(self, preset: Preset = TINY, **options: object) -> None:
+        self.clock = FakeClock()
+        self.chunks: dict[str, list[Chunk]] = {}
+        self.events: dict[str, list[Event]] = {}
+        self.engine = start_engine(
+            tiny_config(**options), self._deliver, preset=preset, clock=self.clock
+        )
+        self.pool = self.engine.runner.pool
+
+    def __enter__(self) -> Studio:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.engine.decoder.close()
+
+    def open(self, prompt: str = "a red ball", seed: int = 42, **fields: object) -> Session:
+        return self.engine.open(SessionRequest(prompt=prompt, seed=seed, **fields))
+
+    def step(self) -> bool:
+        """Run one pass, and all decodes that were begun before it."""
+        self.clock.now += 0.01
+        waiting = self.engine.num_decoding
+        ran = self.engine.step()
+        self.engine.emit_decoded(wait_for=waiting)
+        return ran or waiting > 0
+
+    def make(self, session: Session, num_chunks: int) -> list[Chunk]:
+        """Step until the session has so many chunks, and return them."""
+        while len(self.chunks.get(session.id, [])) < num_chunks:
+            assert self.step(), f"{session.state}: nothing more comes of {session.id}"
+        return self.chunks[session.id][:num_chunks]
+
+    def audit(self) -> int:
+        """Check the books of the pool and return how many pages nobody has."""
+        self.pool.allocator.audit()
+        return self.pool.allocator.num_free
+
+    def _deliver(self, session_id: str, item: Chunk | Event) -> None:
+        if not isinstance(item, Chunk):
+            self.events.setdefault(session_id, []).append(item)
+            return
+        self.chunks.setdefault(session_id, []).append(item)
+        self.engine.played(session_id, item.first_frame_index + len(item.frames) - 1)
+
+
+def assert_same(some: list[Chunk], others: list[Chunk]) -> None:
+    """Require the same chunks to the last bit."""
+    assert [c.index for c in some] == [c.index for c in others]
+    for one, other in zip(some, others, strict=True):
+        np.testing.assert_array_equal(one.latents, other.latents, f"latents of {one.index}")
+        np.testing.assert_array_equal(one.frames, other.frames, f"frames of {one.index}")
+
+
+def alone(
+    num_chunks: int, prompt: str = "a red ball", seed: int = 42, **fields: Any
+) -> list[Chunk]:
+    """Return the chunks of a session that has an engine to itself."""
+    with Studio(deterministic=True) as studio:
+        return studio.make(studio.open(prompt, seed, **fields), num_chunks)
+
+
+class failing:
+    """While it lasts, batches that `when` picks raise."""
+
+    def __init__(self, studio: Studio, when: Callable[[StepBatch], bool]) -> None:
+        self.runner, self.when = studio.engine.runner, when
+
+    def __enter__(self) -> None:
+        run = self.runner.run
+
+        def raising(batch: StepBatch) -> list[Tensor]:
+            if self.when(batch):
+                raise RuntimeError("out of luck")
+            return run(batch)
+
+        self.runner.run = raising  # type: ignore[method-assign]
+
+    def __exit__(self, *error: object) -> None:
+        del self.runner.run
+
+
+def watch(studio: Studio, see: Callable[[StepBatch], None]) -> None:
+    """Call `see` with every batch before it runs."""
+    run = studio.engine.runner.run
+
+    def watched(batch: StepBatch) -> list[Tensor]:
+        see(batch)
+        return run(batch)
+
+    studio.engine.runner.run = watched  # type: ignore[method-assign]
+
+
+def watch_prompts(studio: Studio) -> dict[str, dict[int, set[str]]]:
+    """Record, by session and chunk in order of work, the texts that its passes read."""
+    used: dict[str, dict[int, set[str]]] = {}
+    begun: dict[str, int] = {}
+
+    def see(batch: StepBatch) -> None:
+        texts = {slot: str(text) for text, slot in studio.engine.runner.text._slots.items()}
+        for session in studio.engine.sessions.values():
+            run = session.run
+            if run is None or not any(row.staging is run.staging for row in batch.rows):
+                continue
+            index = run.spec.index if run.spec else session.kept.index(session.uncommitted[0])
+            used.setdefault(session.id, {}).setdefault(index, set()).add(texts[run.text_slot])
+            begun[session.id] = index
+
+    watch(studio, see)
+    return used
+
+
+def slot_of(studio: Studio, text: str) -> int | None:
+    slot: int | None = studio.engine.runner.text._slots.get(text)
+    return slot

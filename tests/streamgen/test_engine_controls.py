@@ -1,0 +1,104 @@
+"""Prompts, seeds, steps and pauses, at any moment."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamgen.errors import InvalidPrompt
+from streamgen.messages import Applied, SetPrompt, StateChanged, Update
+from tests.streamgen.studio import (
+    PASSES,
+    Studio,
+    alone,
+    assert_same,
+    watch_prompts,
+)
+
+
+@pytest.mark.parametrize("passes_done", range(PASSES + 2))
+def test_q23_a_switch_at_any_moment_begins_with_a_whole_chunk(passes_done: int) -> None:
+    """Between chunks, between passes, in the commit and during the decode, twice in a chunk."""
+    with Studio(deterministic=True) as studio:
+        session, other = studio.open(), studio.open("other", seed=9)
+        used = watch_prompts(studio)
+        studio.make(session, 2)
+        while session.run is not None:
+            studio.step()
+        for _ in range(passes_done):
+            studio.step()
+        begun = session.num_chunks
+        studio.engine.control(session.id, SetPrompt("ignored", event_id="old"))
+        studio.engine.control(session.id, SetPrompt("a star", event_id="new"))
+        chunks = studio.make(session, begun + 3)
+        studio.make(other, begun + 3)
+        assert [c.prompt_revision for c in chunks] == [0] * begun + [2] * 3
+        (applied,) = [e for e in studio.events[session.id] if isinstance(e, Applied)]
+        first = chunks[begun]
+        assert applied == Applied("new", 2, begun, first.first_frame_index, first.pts_s)
+        assert first.started_event_ids == ("new",)
+    for index, texts in used[session.id].items():
+        assert texts == {"a red ball" if index < begun else "a star"}, index
+    with Studio(deterministic=True) as studio:  # the same switch, given between two chunks
+        session = studio.open()
+        studio.make(session, begun)
+        while session.run is not None:
+            studio.step()
+        studio.engine.control(session.id, SetPrompt("a star"))
+        assert_same(studio.make(session, begun + 3), chunks)
+
+
+def test_q22_a_prompt_is_encoded_when_it_is_applied_and_once() -> None:
+    with Studio() as studio:
+        session = studio.open()
+        studio.make(session, 2)
+        before = studio.engine.runner.text.misses
+        for n in range(60):
+            studio.engine.control(session.id, SetPrompt(f"scene {n:02}"))
+            if n % 20 == 19:
+                studio.make(session, len(studio.chunks[session.id]) + 2)
+        assert studio.engine.runner.text.misses - before == 3
+        assert studio.chunks[session.id][-1].prompt_revision == 60
+
+
+def test_q18_a_refused_prompt_leaves_both_sessions_as_they_were() -> None:
+    expected = alone(6)
+    with Studio(deterministic=True) as studio:
+        session, other = studio.open(), studio.open("other", seed=1)
+        studio.make(session, 2)
+        for prompt in ("", "   ", None, [], [""], "\ud83d", "a\0b"):
+            with pytest.raises(InvalidPrompt):
+                studio.engine.control(other.id, SetPrompt(prompt))
+            with pytest.raises(InvalidPrompt):
+                studio.open(prompt)  # type: ignore[arg-type]
+        assert_same(studio.make(session, 6), expected)
+        assert {c.prompt_revision for c in studio.make(other, 6)} == {0}
+
+
+def test_seed_and_steps_change_at_a_chunk_boundary() -> None:
+    with Studio() as studio:
+        session = studio.open()
+        studio.make(session, 1)
+        studio.step()
+        studio.engine.control(session.id, Update(seed=7, steps=4))
+        begun = session.num_chunks
+        chunks = studio.make(session, begun + 2)
+        assert [c.seed for c in chunks] == [42] * begun + [7, 7]
+    with Studio() as studio:
+        session = studio.open(steps=4)
+        assert not np.array_equal(studio.make(session, 1)[0].latents, chunks[0].latents)
+
+
+def test_pause_finishes_the_chunk_in_work_and_begins_no_other() -> None:
+    with Studio() as studio:
+        session = studio.open()
+        studio.make(session, 2)
+        studio.engine.control(session.id, Update(paused=True))
+        while studio.step():
+            pass
+        num_made = len(studio.chunks[session.id])
+        assert session.run is None
+        studio.engine.control(session.id, Update(paused=False))
+        studio.make(session, num_made + 1)
+        states = [e.state for e in studio.events[session.id] if isinstance(e, StateChanged)]
+        assert states == ["starting", "running", "paused", "running"]

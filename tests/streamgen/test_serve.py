@@ -1,0 +1,292 @@
+"""`streamgen serve`, as processes: start, settings, input, and every way to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from websockets.asyncio.client import connect
+
+from streamgen import cli, engine_client, serve
+from streamgen.command_options import ServeConfig
+from streamgen.models.loader import CheckpointError
+from tests.streamgen.server_process import ServerProcess, is_alive, serving
+from tests.streamgen.tiny import TINY, tiny_config
+from tests.transport.realtime_client import RealtimeClient
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose options come from everywhere, behind a path prefix."""
+    file = tmp_path_factory.mktemp("serve") / "server.yaml"
+    file.write_text("window: 12\nsink: 1\nmax-viewers: 5\nroot_path: /gpu1/live\n")
+    environ = {"STREAMGEN_SINK": "3", "STREAMGEN_IDLE_TIMEOUT": "30", "STREAMGEN_SEED": "1"}
+    with serving("--config", str(file), "--max-sessions", "3", environ=environ) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def client_of(server: ServerProcess) -> AsyncIterator[RealtimeClient]:
+    async with connect(server.socket_url, max_size=None, close_timeout=1) as connection:
+        yield RealtimeClient(connection)
+
+
+@slow
+def test_one_line_says_where_the_page_is(server: ServerProcess) -> None:
+    assert server.line == f"streamgen serves pocket at {server.url}\n"
+    assert server.url.endswith("/gpu1/live/")
+    assert "<html" in server.get("").text
+    assert server.get("healthz").status_code == server.get("health").status_code == 200
+    free = server.get("readyz").json()["capacity"]["sessions_free"]
+    assert free == 3
+    model = server.get("v1/models").json()["data"][0]
+    assert (model["id"], model["width"], model["fps"]) == ("pocket", 128, 16)
+    assert model["suggestions"]
+
+
+@slow
+def test_q39_the_settings_in_effect_say_where_they_came_from(server: ServerProcess) -> None:
+    shown = server.get("v1/config").json()
+    assert shown["window"] == {"value": 12, "source": "file server.yaml"}
+    assert shown["sink"] == {"value": 3, "source": "env STREAMGEN_SINK"}
+    assert shown["max_sessions"] == {"value": 3, "source": "flag --max-sessions"}
+    assert shown["idle_timeout"] == {"value": 30.0, "source": "env STREAMGEN_IDLE_TIMEOUT"}
+    assert shown["max_viewers"] == {"value": 5, "source": "file server.yaml"}
+    assert shown["size"] == {"value": "128x128", "source": "preset"}
+    assert shown["device"] == {"value": "auto", "source": "default"}
+
+
+@slow
+async def test_q39_a_session_has_the_servers_window_or_its_own(server: ServerProcess) -> None:
+    for asked, effective in (({}, (12, 3)), ({"window": 6, "sink": 0}, (6, 0))):
+        async with client_of(server) as client:
+            config = (await client.start(**asked))["config"]
+            assert (config["window"], config["sink"]) == effective
+            await client.send("session.stop")
+            await client.until_closed()
+
+
+@slow
+async def test_q27_a_session_delivers_exactly_the_frames_it_was_asked_for(
+    server: ServerProcess,
+) -> None:
+    for num_frames in (1, 2, 10, 22):
+        async with client_of(server) as client:
+            await client.start(num_frames=num_frames, format="raw")
+            await client.until("session.done", stopped=False)
+            assert await client.until_closed() == 1000
+        assert client.frames[-1].index == num_frames - 1  # a slow client may miss earlier ones
+        assert all(len(frame.payload) == 128 * 128 * 3 for frame in client.frames)
+        chunks = client.of_type("video.chunk_metadata")
+        assert sum(chunk["num_frames"] for chunk in chunks) == num_frames
+
+
+@slow
+async def test_q34_frames_carry_the_times_of_the_models_rate(server: ServerProcess) -> None:
+    async with client_of(server) as client:
+        config = (await client.start(num_frames=22))["config"]
+        await client.until("session.done")
+    assert config["fps"] == 16
+    assert all(frame.pts_us == round(frame.index * 1e6 / 16) for frame in client.frames)
+    assert client.frames[0].decode().shape == (128, 128, 3)
+
+
+@slow
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param({"prompt": "x" * 2001}, id="q17"),
+        pytest.param({"prompt": "x" * 100_000}, id="q17-100k"),
+        pytest.param({"prompt": "\ud83d"}, id="q20-surrogate"),
+        pytest.param({"prompt": "a\0b"}, id="q20-nul"),
+        pytest.param({"prompt": "a", "size": "674x389"}, id="q26"),
+        pytest.param({"prompt": "a", "size": "128*128"}, id="q26-star"),
+        pytest.param({"prompt": "a", "num_frames": 0}, id="q27"),
+        pytest.param({"prompt": "a", "windov": 6}, id="q39"),
+    ],
+)
+async def test_q17_q20_q26_q27_q39_bad_starts_are_answered_and_a_good_one_may_follow(
+    bad: dict[str, Any], server: ServerProcess
+) -> None:
+    prompt = "👨‍👩‍👧‍👦 你好，雨中的猫 مرحبا"
+    async with client_of(server) as client:
+        await client.send("session.start", **bad)
+        answer = await client.until("error")
+        assert answer["code"] in ("invalid_request", "unsupported")
+        assert "Traceback" not in answer["message"]
+        session_id = (await client.start(prompt, num_frames=1))["session_id"]
+        session = await asyncio.to_thread(server.get, f"v1/realtime/sessions/{session_id}")
+        assert [entry["prompt"] for entry in session.json()["prompts"]] == [prompt]
+        await client.until("session.done")
+
+
+# Ends.
+
+
+def ended(server: ServerProcess, children: list[int]) -> int:
+    """Wait for the server's end, require that nothing of it is left, and return the status."""
+    status = server.wait()
+    assert "Traceback" not in "".join(server.err), server.err
+    assert server.rest_of_output() == ""
+    deadline = time.monotonic() + 30  # multiprocessing's own helper ends when it sees the end
+    while any(map(is_alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in children if is_alive(pid)]
+    port = urlsplit(server.url).port
+    assert port is not None
+    socket.create_server(("127.0.0.1", port)).close()
+    return status
+
+
+@slow
+async def test_q53_with_live_streams_it_ends_in_order() -> None:
+    with serving() as server:
+        async with client_of(server) as one, client_of(server) as two:
+            for client in (one, two):
+                await client.start()
+                await client.until_frame(3)
+            children = server.children()
+            assert children
+            server.signal(signal.SIGINT)
+            codes = [await client.until_closed() for client in (one, two)]
+        assert await asyncio.to_thread(ended, server, children) == 0
+    assert set(codes) <= {1000, 1001, 1012}, codes
+
+
+@slow
+def test_an_engine_that_dies_is_said_and_the_server_still_ends_in_order() -> None:
+    with serving() as server:
+        children = server.children()
+        os.kill(children[-1], signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while "the engine has ended" not in "".join(server.err):
+            assert time.monotonic() < deadline, server.err
+            time.sleep(0.1)
+        assert server.get("healthz").status_code == 200
+        assert server.get("health").status_code == server.get("readyz").status_code == 503
+        server.signal(signal.SIGINT)
+        assert ended(server, children) == 0
+
+
+@slow
+def test_q53_while_the_model_loads_it_ends_in_order() -> None:
+    with serving(ready=False) as server:
+        answer = server.get("readyz")
+        assert answer.status_code == 503
+        assert answer.json()["status"] == "warming"
+        assert server.get("healthz").status_code == 200
+        children = server.children()
+        assert children
+        server.signal(signal.SIGTERM)
+        assert ended(server, children) == 0
+
+
+@slow
+def test_q53_a_second_signal_ends_it_at_once() -> None:
+    with serving(ready=False) as server:
+        children = server.children()
+        os.kill(children[-1], signal.SIGSTOP)  # an engine that hangs
+        server.signal(signal.SIGINT)
+        time.sleep(0.5)
+        server.signal(signal.SIGINT)
+        assert ended(server, children) in (0, serve.CUT_OFF)
+
+
+def test_q53_the_second_signal_and_the_time_limit_cut_it_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reasons: list[str] = []
+    stops: list[None] = []
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(serve, "cut_off", reasons.append)
+    monkeypatch.setattr(serve, "STOP_TIMEOUT_S", 60.0)
+    with serve.stopping(lambda: stops.append(None)):
+        signal.raise_signal(signal.SIGINT)
+        assert (len(stops), reasons) == (1, [])
+        signal.raise_signal(signal.SIGTERM)
+        assert reasons == ["told twice"]
+    assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.setattr(serve, "STOP_TIMEOUT_S", 0.01)
+    with serve.stopping(lambda: None):
+        signal.raise_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 30
+        while len(reasons) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert reasons[1:] == ["it did not end in time"]
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test fail if it starts an engine."""
+
+    def start(*arguments: object, **options: object) -> None:
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr(engine_client, "EngineClient", start)
+
+
+def test_q53_a_port_that_is_taken_is_said_before_the_model_loads(
+    no_engine: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "--port", str(port)]) == cli.MACHINE_CANNOT
+    said = capsys.readouterr()
+    assert said.err == (
+        f"streamgen serve: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    )
+    assert said.out == ""
+
+
+def test_q53_an_address_that_is_not_this_machines_is_said(
+    no_engine: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", "--host", "192.0.2.1"]) == cli.MACHINE_CANNOT
+    assert "cannot listen on 192.0.2.1:8000: " in capsys.readouterr().err
+
+
+def test_impossible_options_leave_the_port_free(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["none"], ["--size", "50x50"], ["--window", "2"], ["--window", "none"]):
+        assert cli.main(["serve", *argv, "--port", "0"]) == cli.WRONG_USAGE
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@slow
+def test_q42_a_model_that_does_not_load_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "dit.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    broken = dataclasses.replace(TINY, weights=tmp_path)
+    with pytest.raises(CheckpointError, match="Git LFS pointer"):
+        serve.run(tiny_config(), ServeConfig(port=0), preset=broken)
+    assert multiprocessing.active_children() == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "warned"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:{port}/", False),
+        ("0.0.0.0", "http://localhost:{port}/, on every interface", True),
+        ("localhost", "http://localhost:{port}/", False),
+    ],
+)
+def test_the_line_names_an_address_that_a_browser_can_open(
+    host: str, url: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve.listen(host, 0) as sock:
+        port = sock.getsockname()[1]
+        line = serve.announcement("pocket", sock, ServeConfig(host=host, port=0))
+    assert line == f"streamgen serves pocket at {url.format(port=port)}"
+    assert ("no key is asked for" in caplog.text) == warned
