@@ -24,6 +24,7 @@ from streamgen.video_file import CONTAINERS, VideoFile, check_output, partial_pa
 if TYPE_CHECKING:
     from streamgen.library import EngineSession
     from streamgen.models.presets import Preset
+    from streamgen.session_config import SessionConfig
     from streamgen.step import ChunkPlan
 
 BAR_WIDTH: Final = 30
@@ -51,12 +52,7 @@ def run(
     that begins at its moment or later. Same model, seed and prompts give the same pixels. Whatever
     is wrong in the request is raised, as StreamgenError, before the model is loaded.
     """
-    check_output(output, tuple(CONTAINERS), "output")
-    if options.latents is not None:
-        check_output(options.latents, (".safetensors",), "latents")
-    for text in (prompt, *(change.text for change in options.prompt_at)):
-        check_prompt(text)
-
+    _check_words_and_files(prompt, output, options)
     from streamgen.library import Engine  # torch takes seconds: first what needs none
     from streamgen.models.presets import find_preset
     from streamgen.session_config import SessionRequest
@@ -68,23 +64,18 @@ def run(
     assert effective.fps is not None
     num_frames = count_frames(options.seconds, effective.fps)
     request = SessionRequest(prompt=prompt, seed=options.seed, num_frames=num_frames)
-    session_config = request.resolve(preset, effective)
-    changes = plan_changes(options, preset.chunks, effective.fps, num_frames)
+    made = request.resolve(preset, effective)
+    changes = plan_changes(options, preset.chunks, made.fps, num_frames)
     with (
         Engine(engine.model, preset=preset, **_as_options(engine)) as maker,
-        maker.open(prompt, seed=session_config.seed, num_frames=num_frames) as session,
-        VideoFile(output, session_config.width, session_config.height, session_config.fps) as video,
+        maker.open(prompt, seed=made.seed, num_frames=num_frames) as session,
+        VideoFile(output, made.width, made.height, made.fps) as video,
     ):
         latents = _generate(session, num_frames, changes, video)
     if options.latents is not None:
-        facts = {"model": preset.name, "seed": session_config.seed, "fps": effective.fps}
-        texts = [(0, prompt), *((change.first_frame, change.text) for change in changes)]
-        _save_latents(options.latents, latents, {**facts, "prompts": json.dumps(texts)})
-    length_s = num_frames / effective.fps
-    print(
-        f"{output}: {num_frames} frames, {length_s:g} s at {effective.fps} fps, "
-        f"{session_config.width}x{session_config.height}, seed {session_config.seed}"
-    )
+        _save_latents(options.latents, latents, preset.name, made, changes)
+    length = f"{num_frames} frames, {num_frames / made.fps:g} s at {made.fps} fps"
+    print(f"{output}: {length}, {made.width}x{made.height}, seed {made.seed}")
     return 0
 
 
@@ -121,6 +112,14 @@ def plan_changes(
             )
         changes[start] = Change(start, change.text)
     return list(changes.values())
+
+
+def _check_words_and_files(prompt: str, output: Path, options: GenerateConfig) -> None:
+    check_output(output, tuple(CONTAINERS), "output")
+    if options.latents is not None:
+        check_output(options.latents, (".safetensors",), "latents")
+    for text in (prompt, *(change.text for change in options.prompt_at)):
+        check_prompt(text)
 
 
 def _for_one_session(engine: EngineConfig, options: GenerateConfig) -> EngineConfig:
@@ -165,10 +164,21 @@ def _generate(
 
 
 def _save_latents(
-    path: Path, latents: list[npt.NDArray[np.float32]], facts: dict[str, object]
+    path: Path,
+    latents: list[npt.NDArray[np.float32]],
+    model: str,
+    made: SessionConfig,
+    changes: Sequence[Change],
 ) -> None:
+    """Write the latents of all chunks, and in the file's metadata what they were made from."""
+    prompts = [(0, made.prompt), *((change.first_frame, change.text) for change in changes)]
+    metadata = {
+        "model": model,
+        "seed": str(made.seed),
+        "fps": str(made.fps),
+        "prompts": json.dumps(prompts),
+    }
     partial = partial_path(path)
-    metadata = {key: str(value) for key, value in facts.items()}
     try:
         # `save_file` would make a file that only its owner may read.
         partial.write_bytes(save({"latents": np.concatenate(latents)}, metadata))

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 JSONSchema: TypeAlias = dict[str, Any]
 
-MAX_PROMPT_CHARACTERS: Final = 10_000
+MAX_PROMPT_CHARACTERS: Final = 2_000
 MAX_PROMPTS: Final = 16
 MAX_SHOWN_CHARACTERS: Final = 80
 
@@ -219,7 +219,7 @@ class PromptText:
 
     A prompt is a string, or a list of 1 to 16 objects with `text` and `weight` (finite, above 0);
     a list of one is that string. Texts are passed on character for character: nothing is trimmed,
-    normalised or cut. Refused are blank texts, texts above 10,000 characters (a model's own limit
+    normalised or cut. Refused are blank texts, texts above 2,000 characters (a model's own limit
     may be lower), the NUL character, and lone surrogates, which no UTF-8 message can carry back.
     """
 

@@ -35,7 +35,7 @@ TEXT_LEN = len(ATTRIBUTES)
 TEXT_DIM = 64
 WEIGHTS = Path(__file__).parent / "weights" / "text_encoder.safetensors"
 
-MAX_WORDS = 256
+MAX_WORDS = 2_000  # as many as the longest prompt has characters
 MAX_CHARACTERS = 16 * MAX_WORDS
 MAX_WORD_LENGTH = 24
 BUCKETS = 20_480
@@ -103,10 +103,10 @@ def codes(labels: Sequence[Labels | Scene]) -> Tensor:
 
 
 def split_words(prompt: str) -> list[str]:
-    """Return the first 256 words of a prompt, folded.
+    """Return the first 2,000 words of a prompt, folded.
 
     A symbol such as an emoji is a word, punctuation is none. The work is bounded: no more than the
-    first 4,096 characters are read.
+    first 32,000 characters are read.
     """
     text = unicodedata.normalize("NFKC", prompt[:MAX_CHARACTERS]).casefold()[:MAX_CHARACTERS]
     words = (word for word in _WORD.findall(text) if word not in _IGNORED)

@@ -141,7 +141,7 @@ def ended(server: ServerProcess, children: list[int]) -> int:
     status = server.wait()
     assert "Traceback" not in "".join(server.err), server.err
     assert server.rest_of_output() == ""
-    deadline = time.monotonic() + 30  # multiprocessing's own helper ends when it sees the end
+    deadline = time.monotonic() + 30  # multiprocessing's tracker ends a little later
     while any(map(is_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in children if is_alive(pid)]

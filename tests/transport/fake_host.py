@@ -40,7 +40,7 @@ class FakeHost:
     width: int = 64
     height: int = 48
     max_sessions: int = 3
-    max_characters: int = 2_000
+    max_characters: int = 1_000
     paint: Callable[[Shot], NDArray[np.uint8]] = paint_revision
     open_s: float = 0.0
     control_s: float = 0.0

@@ -60,7 +60,7 @@ def test_the_limit_of_a_prompt_is_named() -> None:
     """A person learns how much to cut."""
     message = refusal(start(prompt="a" * 100_000)).message
     assert "100,000" in message
-    assert "10,000" in message
+    assert "2,000" in message
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_limits_are_published() -> None:
     """The numbers that the parser enforces are the ones in the schema."""
     properties = DEFINITIONS["session.start"]["properties"]
     assert properties["seed"] == {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
-    assert properties["prompt"]["oneOf"][0]["maxLength"] == 10_000
+    assert properties["prompt"]["oneOf"][0]["maxLength"] == 2_000
     assert properties["format"] == {"enum": ["jpeg", "raw", "none"]}
     assert properties["image_reference"]["not"] == {}
     interaction = DEFINITIONS["session.interaction"]["properties"]["interaction"]

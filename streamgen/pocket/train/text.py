@@ -24,7 +24,6 @@ from streamgen.pocket.captions import caption, random_drop
 from streamgen.pocket.grammar import Split
 from streamgen.pocket.outside import misspell, outside, random_word
 from streamgen.pocket.text_encoder import (
-    MAX_WORDS,
     PADDING,
     WEIGHTS,
     ConceptEncoder,
@@ -36,7 +35,8 @@ from streamgen.pocket.world import ATTRIBUTES, random_scene
 Labels = dict[str, str | None]
 NOTHING: Labels = dict.fromkeys(ATTRIBUTES)
 GROUP = 4  # steps whose captions are drawn and sorted together
-LONG_EVERY = 25  # groups; one of prompts of up to 256 words
+LONG_EVERY = 25  # groups; one of long prompts
+LONG_WORDS = 216
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def example(rng: np.random.Generator, long: bool) -> tuple[str, Labels]:
     if rng.random() < 0.3:
         text = misspell(text, rng, float(rng.uniform(0.1, 0.6)))
     if long:
-        words = [random_word(rng) for _ in range(int(rng.integers(10, MAX_WORDS - 40)))]
+        words = [random_word(rng) for _ in range(int(rng.integers(10, LONG_WORDS)))]
         at = int(rng.integers(len(words)))
         text = " ".join((*words[:at], text, *words[at:]))
     elif rng.random() < 0.2:
