@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from streamgen.pocket.regions import close, components, open_
+from streamgen.pocket.regions import close, components, grow, open_
 from streamgen.pocket.scenery import backdrop
 from streamgen.pocket.world import ATTRIBUTES, COLOURS, Scene, render
 
@@ -25,9 +25,10 @@ Mask = npt.NDArray[np.bool_]
 MAX_FRAMES: Final = 24  # frames of a clip that are looked at
 _BACKDROP_LIMIT: Final = 14.0  # mean difference, 0..255, beyond which no known place is shown
 _FILL_LIMIT: Final = 55.0  # distance in RGB beyond which a pixel has no colour of the palette
-_SHAPE_LIMIT: Final = 0.72  # overlap with the best template below which a body has no known shape
+_SHAPE_LIMIT: Final = 0.82  # overlap with the best template below which a body has no known shape
 _MOVED: Final = 3.0  # pixels that a resting body's centre stays within
-_FALLING: Final = 0.0012  # share of pixels that rain or snow brightens, at the least
+_SKY: Final = 72  # rows above the near ground
+_FALLING: Final = 0.0004  # share of the sky that rain or snow passes in front of, at the least
 _GRID: Final = 40  # shapes are compared on a grid of this size
 
 
@@ -132,13 +133,25 @@ def _read_backdrop(frames: Floats) -> tuple[tuple[str, str, str], float]:
     return names[best], float(differences[best])
 
 
+def _falling(frames: Floats, scene: tuple[str, str, str], bodies: Mask) -> float:
+    """Return the share of the sky's pixels that something pale passes in front of.
+
+    Pale, and brighter than usual there and than the empty sky; the fringe of bodies is left out,
+    for it flickers.
+    """
+    usual = np.maximum(np.median(frames, axis=0), backdrop(*scene))[:_SKY]
+    sky = frames[:, :_SKY]
+    passing = (sky - usual).min(axis=-1) > 18
+    passing &= sky.max(axis=-1) - sky.min(axis=-1) < 70
+    away = ~np.stack([grow(body, 8) for body in bodies])[:, :_SKY]
+    return float((passing & away).sum() / max(1, away.sum()))
+
+
 def _read_weather(frames: Floats, scene: tuple[str, str, str], bodies: Mask) -> str | None:
     """Return the weather, or None when the sky promises rain or snow and nothing falls."""
-    if scene[2] == "clear":
+    if scene[2] == "clear" or _falling(frames, scene, bodies) > _FALLING:
         return scene[2]
-    brighter = (frames - np.median(frames, axis=0)).min(axis=-1) > 18
-    share = float((brighter & ~bodies)[:, :72].mean())
-    return scene[2] if share > _FALLING else None
+    return None
 
 
 def _read_motion(centres: Floats) -> str | None:

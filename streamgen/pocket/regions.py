@@ -8,24 +8,21 @@ import numpy.typing as npt
 Mask = npt.NDArray[np.bool_]
 
 
-def _grow(mask: Mask) -> Mask:
-    """Return the mask grown by one pixel in the four directions."""
-    grown = mask.copy()
-    grown[1:] |= mask[:-1]
-    grown[:-1] |= mask[1:]
-    grown[:, 1:] |= mask[:, :-1]
-    grown[:, :-1] |= mask[:, 1:]
-    return grown
+def grow(mask: Mask, radius: int = 1) -> Mask:
+    """Return the mask `[H, W]` grown by some pixels in the four directions."""
+    for _ in range(radius):
+        grown = mask.copy()
+        grown[1:] |= mask[:-1]
+        grown[:-1] |= mask[1:]
+        grown[:, 1:] |= mask[:, :-1]
+        grown[:, :-1] |= mask[:, 1:]
+        mask = grown
+    return mask
 
 
 def close(mask: Mask, radius: int = 2) -> Mask:
     """Return the mask `[H, W]` with gaps of up to twice the radius filled."""
-    for _ in range(radius):
-        mask = _grow(mask)
-    mask = ~mask
-    for _ in range(radius):
-        mask = _grow(mask)
-    return ~mask
+    return ~grow(~grow(mask, radius), radius)
 
 
 def open_(mask: Mask, radius: int = 2) -> Mask:

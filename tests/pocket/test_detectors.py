@@ -91,3 +91,22 @@ def test_figures_of_long_runs_see_decay():
     assert saturation(clip) > 50
     rng = np.random.default_rng(0)
     assert sharpness(degrade(degrade(clip, rng), rng)) < 0.8 * sharpness(clip)
+
+
+def test_a_grey_sky_without_drops_is_no_rain():
+    """A model that learnt the clouds but blurs what falls does not get away with it."""
+    wet = Scene("sea", "night", "rain", "heart", "purple", "rests", seed=1)
+    assert read(render(wet, 24)).values["weather"] == "rain"
+    usual = np.median(np.stack([render(wet, 1, 7 * i)[0] for i in range(15)]), axis=0)
+    seen = read(np.repeat(usual[None].astype(np.uint8), 24, axis=0))
+    assert seen.values["weather"] is None
+    assert seen.values["time"] == "night"
+
+
+def test_a_bar_is_none_of_the_shapes():
+    clip = render(Scene("meadow", "day", "clear", "ball", "red", "rests", seed=1), 12)
+    x = round(float(read(clip).centres[0, 0]))
+    clip[:, 58:72, 20:108] = clip[:, 64:65, x : x + 1]
+    seen = read(clip)
+    assert seen.values["colour"] == "red"
+    assert seen.values["shape"] is None
