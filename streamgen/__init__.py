@@ -6,12 +6,18 @@ when they are first used, so that a command that needs no model does not wait fo
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from streamgen.errors import StreamgenError
     from streamgen.library import Engine, EngineSession
     from streamgen.messages import Chunk, Receipt
+
+# OpenMP reads this when torch is loaded. Its threads then sleep between two products. Spinning, they
+# take the cores from the decoder, the server and each other: with two threads on two cores and
+# another process at work, 4 frames a second instead of 59.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = ["Chunk", "Engine", "EngineSession", "Receipt", "StreamgenError"]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from streamgen.config import EngineConfig
 from streamgen.engine_worker import Command, EngineWorker, Reply, Shutdown, Stage, Stopped
 from streamgen.errors import EngineStopped
-from streamgen.frame_ring import FrameRing, RingLayout
+from streamgen.frame_ring import FrameRing
 from streamgen.models.presets import Preset
 
 # A worker stops between two passes. One that does not is stuck: it is asked, told, then killed.
@@ -103,15 +103,16 @@ class ProcessLink:
     def start(self, deliver: Deliver) -> None:
         """Start the process and the threads that read from and write to it."""
         context = multiprocessing.get_context("spawn")
-        self._ring = FrameRing.create(*self._ring_size)
+        self._ring = ring = FrameRing.create(*self._ring_size)
         ours, theirs = context.Pipe()
         process = context.Process(
             target=run_worker_process,
-            args=(theirs, self._ring.layout, logging.getLogger().level, *self._arguments),
+            args=(theirs, ring, logging.getLogger().level, *self._arguments),
             name="streamgen-engine",
             daemon=True,
         )
         process.start()
+        ring.seal()
         theirs.close()  # the process's own copy is the last one: when it ends, reading ends
         self._process = process
         self._threads = [
@@ -163,7 +164,6 @@ class ProcessLink:
                 reply = Stopped(
                     EngineStopped(f"the engine's process ended (exit code {process.exitcode})")
                 )
-            self._ring.unlink()  # whatever it says first, it has opened the ring, or never will
             if isinstance(reply, Stage) and reply.stage == "ready":
                 self._ready = True
             deliver(reply)
@@ -179,7 +179,7 @@ class ProcessLink:
 
 def run_worker_process(
     connection: Connection,
-    layout: RingLayout,
+    ring: FrameRing,
     log_level: int,
     config: EngineConfig,
     preset: Preset,
@@ -188,7 +188,7 @@ def run_worker_process(
     logging.basicConfig(level=log_level, format=LOG_FORMAT)
     # Ctrl-C reaches every process of the terminal; whoever started this one ends it in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker = EngineWorker(config, preset, connection.send, FrameRing(layout))
+    worker = EngineWorker(config, preset, connection.send, ring)
     listening = threading.Thread(target=_listen, args=(connection, worker), daemon=True)
     listening.start()
     try:
