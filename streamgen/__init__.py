@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from streamgen.library import Engine, EngineSession
     from streamgen.messages import Chunk, Receipt
 
-# OpenMP reads this when torch is loaded. Its threads then sleep between two products. Spinning, they
-# take the cores from the decoder, the server and each other: with two threads on two cores and
-# another process at work, 4 frames a second instead of 59.
+# OpenMP reads this when torch is loaded. Its threads then sleep between two products. Spinning,
+# they take the cores from the decoder, the server and each other: with two threads on two cores
+# and another process at work, 4 frames a second instead of 59.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = ["Chunk", "Engine", "EngineSession", "Receipt", "StreamgenError"]
