@@ -21,6 +21,7 @@ from streamgen.errors import ConfigError
 from streamgen.limits import parse_size, parse_steps, parse_window
 
 ENV_PREFIX: Final = "STREAMGEN_"
+MAX_THREADS: Final = 256
 NOT_OPTIONS: Final = frozenset({"sources"})
 
 T = TypeVar("T")
@@ -46,16 +47,19 @@ def choice(*names: str) -> Callable[[object], str]:
     return parse
 
 
-def whole(least: int, *words: str) -> Callable[[object], int | str]:
-    """Return a parser of whole numbers from `least` up, or of one of `words`."""
+def whole(least: int, *words: str, most: int | None = None) -> Callable[[object], int | str]:
+    """Return a parser of whole numbers from `least` up, or to `most`, or of one of `words`."""
+    rule = f"a whole number from {least} " + ("up" if most is None else f"to {most}")
 
     def parse(value: object) -> int | str:
         if value in words:
             return str(value)
         if isinstance(value, str) and value.strip().isdigit():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(" or ".join([f"expected a whole number from {least} up", *words]))
+        whole_number = isinstance(value, int) and not isinstance(value, bool)
+        if not whole_number or not least <= value <= (most or value):  # type: ignore[operator]
+            raise ValueError("expected " + " or ".join([rule, *words]))
+        assert isinstance(value, int)
         return value
 
     return parse
@@ -109,7 +113,9 @@ class EngineConfig:
     max_session_seconds: float | None = option(None, seconds, "longest life of a session")
     deterministic: bool = option(False, switch, "make results independent of the batch, bit by bit")
     load_format: str = option("auto", choice("auto", "dummy"), "dummy: random weights")
-    threads: int | None = option(None, whole(1), "threads of a pass; default: the cores but one")
+    threads: int | None = option(
+        None, whole(1, most=MAX_THREADS), "threads of a pass; default: the cores but one"
+    )
     # A test hook, off the network: what reads a freed page meets NaN, and the pass is refused.
     poison_freed_pages: bool = option(False, switch, "fill freed cache pages with NaN")
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -200,7 +206,7 @@ def _read_yaml(file: Path) -> Mapping[object, object]:
         content = yaml.safe_load(file.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}", param="config") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not YAML: {error}", param="config") from error
     if content is None:
         return {}

@@ -24,7 +24,7 @@ DISTRIBUTIONS: Final = (
     "torch", "numpy", "safetensors", "diffusers", "fastapi", "uvicorn", "websockets", "av",
     "simplejpeg",
 )  # fmt: skip
-WEIGHT_FILES: Final = ("dit.safetensors", "vae.safetensors")
+WEIGHT_FILES: Final = ("dit.safetensors", "vae.safetensors", "text_encoder.safetensors")
 TOLERANCE: Final = 1e-5  # float32
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from streamgen.step import ChunkPlan
 
 BAR_WIDTH: Final = 30
+MAX_SECONDS: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def run(
         maker.open(prompt, seed=made.seed, num_frames=num_frames) as session,
         VideoFile(output, made.width, made.height, made.fps) as video,
     ):
-        latents = _generate(session, num_frames, changes, video)
+        latents = _generate(session, num_frames, changes, video, keep=options.latents is not None)
     if options.latents is not None:
         _save_latents(options.latents, latents, preset.name, made, changes)
     length = f"{num_frames} frames, {num_frames / made.fps:g} s at {made.fps} fps"
@@ -82,8 +83,13 @@ def run(
 def count_frames(seconds: float, fps: int) -> int:
     """Return round(seconds * fps), the frames of a video of this length.
 
-    Raises InvalidRequest when that is none.
+    Raises InvalidRequest when that is none, or more than a day of them.
     """
+    if seconds > MAX_SECONDS:
+        raise InvalidRequest(
+            f"{seconds:g} s are more than a file holds, {MAX_SECONDS} s (a day); use serve",
+            param="seconds",
+        )
     num_frames = round(seconds * fps)
     if num_frames < 1:
         raise InvalidRequest(f"{seconds:g} s at {fps} fps are no frame", param="seconds")
@@ -146,15 +152,21 @@ def _as_options(engine: EngineConfig) -> dict[str, object]:
 
 
 def _generate(
-    session: EngineSession, num_frames: int, changes: Sequence[Change], video: VideoFile
+    session: EngineSession,
+    num_frames: int,
+    changes: Sequence[Change],
+    video: VideoFile,
+    *,
+    keep: bool,
 ) -> list[npt.NDArray[np.float32]]:
-    """Make all chunks, and return their latents `[n, C, h, w]`."""
+    """Make all chunks, and return their latents `[n, C, h, w]` if they are to be kept."""
     due = {change.first_frame: change.text for change in changes}
-    latents = []
+    latents: list[npt.NDArray[np.float32]] = []
     with Progress(num_frames, sys.stderr) as progress:
         for chunk in session:
             video.add(chunk.frames)
-            latents.append(chunk.latents)
+            if keep:
+                latents.append(chunk.latents)
             next_frame = chunk.first_frame_index + len(chunk.frames)
             if next_frame in due:
                 session.set_prompt(due.pop(next_frame))

@@ -191,8 +191,8 @@ class Session:
             steps = limits.check_steps(steps, self.preset.step_range, "steps")
         if control.fps is not None:
             raise Unsupported("fps cannot be changed while the session runs", param="fps")
-        if control.reset not in (None, "cache"):
-            raise Unsupported(f"reset {control.reset!r} is not offered; use cache", param="reset")
+        if control.reset not in (None, "cache", "all"):
+            raise Unsupported(f"reset {control.reset!r} is not cache or all", param="reset")
         before = list(self.pending.event_ids())
         event_id = self._event_id(control.event_id)
         if control.paused is not None:

@@ -5,6 +5,7 @@ Only the server imports this; the engine itself knows no transport and no wire m
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -129,6 +130,7 @@ class HostedStream:
         """Hand in a control; raise StreamError when it is refused."""
         with _in_wire_terms():
             receipt = await self._stream.control(_engine_control(message))
+        self.config = _updated(self.config, message)
         return played.Receipt(receipt.event_id, receipt.prompt_revision)
 
     def played(self, frame_index: int) -> None:
@@ -149,6 +151,15 @@ class HostedStream:
         """End the session."""
         with _in_wire_terms():
             await self._stream.close()
+
+
+def _updated(config: played.StreamConfig, message: Control) -> played.StreamConfig:
+    """Return the settings in effect once an accepted control applies."""
+    if isinstance(message, SessionInteraction):
+        return dataclasses.replace(config, prompt=message.prompt)
+    seed = config.seed if message.seed is None else message.seed
+    steps = config.num_inference_steps if message.steps is None else message.steps
+    return dataclasses.replace(config, seed=seed, num_inference_steps=steps)
 
 
 def _engine_control(message: Control) -> messages.SetPrompt | messages.Update:

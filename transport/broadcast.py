@@ -211,6 +211,8 @@ class Broadcast:
     async def _listen(self) -> None:
         async for event in self.stream.events():
             match event:
+                case StateChanged("closed", "done"):
+                    pass  # all is made; `session.done` is told when all has been played
                 case StateChanged(state, reason):
                     self._paused = state == "paused"
                     self._settle_clock()

@@ -105,18 +105,18 @@ class WebFiles(StaticFiles):
 
 
 def _add_facts(app: FastAPI, host: StreamHost, options: TransportOptions) -> None:
-    @app.get("/healthz")
+    @app.api_route("/healthz", methods=["GET", "HEAD"])
     async def healthz() -> dict[str, str]:
         """Answer while the server's process lives."""
         return {"status": "ok"}
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         """Answer 200 while the engine lives too."""
         alive = host.stats().alive
         return JSONResponse({"status": "ok" if alive else "down"}, 200 if alive else 503)
 
-    @app.get("/readyz")
+    @app.api_route("/readyz", methods=["GET", "HEAD"])
     async def readyz() -> JSONResponse:
         """Answer 200 when sessions can be made; being full is not being unready."""
         stats = host.stats()

@@ -130,10 +130,18 @@ class RealtimeSocket:
                 self._viewer.ack(message)
             case SessionStop():
                 self._stop()
-            case _ if self._inbox.full():
-                raise StreamError("capacity", "too many controls wait", retryable=True)
+            case _ if self._inbox.full() and self._broadcast is None:
+                raise StreamError("capacity", "too many messages wait", retryable=True)
             case _:
+                if self._inbox.full():
+                    self._drop_oldest()
                 self._inbox.put_nowait(message)
+
+    def _drop_oldest(self) -> None:
+        """Let the newest control win when more wait than the engine can be asked for."""
+        event_id = _event_id(self._inbox.get_nowait())
+        if event_id is not None:
+            self._viewer.put(replies.InteractionSuperseded(event_id))
 
     def _stop(self) -> None:
         if self._broadcast is None:

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from streamgen.errors import ConfigError
 from streamgen.models.causal_dit import CausalDiT, DiTConfig
-from streamgen.models.loader import load_safetensors_strict
+from streamgen.models.loader import load_safetensors_strict, require_varied_output
 from streamgen.models.taehv import TAEHV, TAEHVConfig
 from streamgen.models.wan_vae import WanVAE, WanVAEConfig
 from streamgen.pocket import config as pocket
@@ -100,7 +100,31 @@ def build(preset: Preset, *, dummy: bool = False) -> Model:
     modules: tuple[nn.Module, ...] = (dit, vae)
     for module in modules:
         module.eval().requires_grad_(False)
-    return Model(preset, dit, vae, text_encoder)
+    model = Model(preset, dit, vae, text_encoder)
+    if not dummy and preset.weights is not None:
+        _self_check(model, preset.weights)
+    return model
+
+
+@torch.inference_mode()
+def _self_check(model: Model, weights: Path) -> None:
+    """Run the loaded modules once on a small row; CheckpointError when nothing sensible comes."""
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(1, 2, model.preset.dit.in_dim, 4, 4, generator=generator)
+    embeds = model.text_encoder.encode(["a"])
+    require_varied_output(embeds, f"the text encoder in {weights}")
+    k, v = model.dit.text_kv(embeds)
+    flow = model.dit(
+        latents,
+        torch.full((1, 2), 500.0),
+        torch.zeros(1, dtype=torch.int64),
+        lambda layer: (k[layer], v[layer]),
+        lambda layer, query, key, value: value,  # a token that sees itself alone
+    )
+    require_varied_output(flow, weights / "dit.safetensors")
+    vae = cast("TAEHV", model.vae)  # both kinds decode alike
+    frames, _ = vae.decode_step(latents, vae.decoder_state())
+    require_varied_output(frames, weights / "vae.safetensors")
 
 
 def find_preset(name: str) -> Preset:

@@ -199,7 +199,7 @@ def test_a_control_waits_for_the_chunk_after_the_one_that_has_begun() -> None:
         (Update(steps=9), InvalidRequest),
         (Update(steps=3, seed=2**32), InvalidRequest),
         (Update(fps=30), Unsupported),
-        (Update(paused=True, reset="all"), Unsupported),
+        (Update(paused=True, reset="nonsense"), Unsupported),
     ],
 )
 def test_q18_a_refused_control_changes_nothing(

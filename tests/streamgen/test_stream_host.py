@@ -73,7 +73,6 @@ async def test_a_stream_plays_and_obeys_wire_messages(host: StreamHost) -> None:
     [
         ('{"type":"session.update","seed":1,"steps":9}', "invalid_request", "steps"),
         ('{"type":"session.update","fps":30}', "unsupported", "fps"),
-        ('{"type":"session.update","reset":"all"}', "unsupported", "reset"),
         (
             '{"type":"session.interaction","interaction":{"event":{"prompt":"x"},'
             '"transition":{"mode":"blend","chunks":4,"curve":"slerp"}}}',

@@ -140,3 +140,18 @@ async def test_the_timeline_tells_which_chunk_each_prompt_began_with(serve: Serv
     assert chunks == [(0, "red"), (1, "green"), (2, "blue")]
     assert [entry["chunk_index"] for entry in answer["prompts"]][::2] == [0, applied["chunk_index"]]
     assert answer["chunk"] >= applied["chunk_index"]
+
+
+async def test_q22_a_burst_that_overflows_keeps_the_newest(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More prompts at once than may wait: older ones are superseded, the last is on screen."""
+    monkeypatch.setattr("transport.websocket.MAX_WAITING_CONTROLS", 4)
+    server = await serve(FakeHost(chunk_s=0.1))
+    client = await server.start()
+    await client.more_frames(4)
+    for number in range(1, 201):
+        await client.prompt(f"scene {number:03}", f"e{number}")
+    await client.until("session.interaction.applied", event_id="e200")
+    assert client.of_type("error") == []
+    assert all(seen[-1] in ("applied", "superseded") for seen in outcomes(client).values())
