@@ -59,6 +59,7 @@ async def test_a_stream_plays_and_obeys_wire_messages(host: StreamHost) -> None:
         if chunk.index == 3:
             break
     assert seen == [(0, 7, []), (0, 7, []), (2, 9, ["b", "c"]), (2, 9, [])]
+    assert (stream.config.prompt, stream.config.seed) == ("a box", 9)  # those in effect now
     await stream.suspend()
     await stream.resume()
     await stream.close()

@@ -222,6 +222,7 @@ class FakeStream:
             started = self._apply()
             await asyncio.sleep(self._host.chunk_s)
             self._chunks.put_nowait(self._chunk(started))
+        self._events.put_nowait(StateChanged("closed", "done"))  # made, and not yet played
         self._chunks.put_nowait(None)
         self._events.put_nowait(None)
 

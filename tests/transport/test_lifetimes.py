@@ -264,3 +264,12 @@ def test_q53_a_host_name_that_is_none() -> None:
     """The error names it."""
     with pytest.raises(OSError, match=r"no\.such\.host\.invalid:80"):
         listen("no.such.host.invalid", 80)
+
+
+async def test_an_end_is_told_when_it_is_seen(serve: Serve) -> None:
+    """The engine is done chunks before the viewers are; they hear of it with the last frame."""
+    server = await serve()
+    client = await server.start(num_frames=20)
+    await client.until("session.done")
+    assert [frame.index for frame in client.frames] == list(range(20))
+    assert all(message["state"] != "closed" for message in client.of_type("session.state"))
