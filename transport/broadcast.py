@@ -88,7 +88,8 @@ class Broadcast:
 
     async def run(self) -> None:
         """Play the stream until it ends or `conclude` is called, then close it."""
-        self._begin_absence(self._options.attach_timeout_s)
+        if not self.viewers:  # who made the session over a socket watches already
+            self._begin_absence(self._options.attach_timeout_s)
         listening = self._spawn(self._listen())
         self._spawn(self.player.receive())
         self._spawn(self._play_out(listening))

@@ -273,3 +273,13 @@ async def test_an_end_is_told_when_it_is_seen(serve: Serve) -> None:
     await client.until("session.done")
     assert [frame.index for frame in client.frames] == list(range(20))
     assert all(message["state"] != "closed" for message in client.of_type("session.state"))
+
+
+async def test_a_watched_session_outlives_the_time_outs_of_unwatched_ones(serve: Serve) -> None:
+    """Its maker watches from the first moment on; no clock of an absence may run."""
+    server = await serve(attach_timeout_s=0.2, idle_timeout_s=0.2)
+    client = await server.start()
+    await client.more_frames(40)
+    await asyncio.sleep(0.6)
+    await client.more_frames(24)
+    assert server.host.streams["s1"].state == "running"
