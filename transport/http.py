@@ -105,18 +105,18 @@ class WebFiles(StaticFiles):
 
 
 def _add_facts(app: FastAPI, host: StreamHost, options: TransportOptions) -> None:
-    @app.api_route("/healthz", methods=["GET", "HEAD"])
+    @app.get("/healthz")
     async def healthz() -> dict[str, str]:
         """Answer while the server's process lives."""
         return {"status": "ok"}
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.get("/health")
     async def health() -> JSONResponse:
         """Answer 200 while the engine lives too."""
         alive = host.stats().alive
         return JSONResponse({"status": "ok" if alive else "down"}, 200 if alive else 503)
 
-    @app.api_route("/readyz", methods=["GET", "HEAD"])
+    @app.get("/readyz")
     async def readyz() -> JSONResponse:
         """Answer 200 when sessions can be made; being full is not being unready."""
         stats = host.stats()
@@ -126,6 +126,9 @@ def _add_facts(app: FastAPI, host: StreamHost, options: TransportOptions) -> Non
         status = "warming" if stats.alive else "down"
         body = {"status": status, "stage": stats.stage, "progress": stats.progress}
         return JSONResponse(body, 503, {"Retry-After": "1"})
+
+    for path, answer in (("/healthz", healthz), ("/health", health), ("/readyz", readyz)):
+        app.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
 
     @app.get("/version")
     async def version() -> dict[str, str]:

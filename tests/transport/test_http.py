@@ -87,6 +87,7 @@ async def test_a_dead_engine(serve: Serve) -> None:
     """The process lives, the engine does not."""
     server = await serve(FakeHost(alive=False))
     assert (await request(server, "GET", "/healthz")).status_code == 200
+    assert (await request(server, "HEAD", "/healthz")).status_code == 200
     assert (await request(server, "GET", "/health")).status_code == 503
     down = await request(server, "GET", "/readyz")
     assert (down.status_code, down.json()["status"]) == (503, "down")
