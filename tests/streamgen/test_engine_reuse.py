@@ -30,7 +30,9 @@ def test_q41_pages_that_another_session_had_leave_no_trace() -> None:
             studio.engine.close(session.id)
 
 
-@pytest.mark.parametrize("how", [SetPrompt("a star", "reset"), Update(reset="cache")])
+@pytest.mark.parametrize(
+    "how", [SetPrompt("a star", "reset"), Update(reset="cache"), Update(reset="all")]
+)
 def test_q41_after_a_reset_a_session_is_as_new(how: SetPrompt | Update) -> None:
     prompt = how.prompt if isinstance(how, SetPrompt) else "a red ball"
     fresh = alone(4, str(prompt))
