@@ -1,6 +1,8 @@
 """Train pocket's video auto-encoder on rendered clips.
 
-    python -m streamgen.pocket.train.vae --out runs/vae [--minutes 25] [--freeze-encoder]
+    python -m streamgen.pocket.train.vae --out runs/vae [--minutes 25]
+    python -m streamgen.pocket.train.vae --out runs/decoder --init runs/vae/vae.safetensors \
+        --freeze-encoder
 
 Resumes from `--out` when it holds a checkpoint. The encoder is causal in groups of four frames; the
 first frame stands alone, so it is repeated three times in front of the clip.
@@ -18,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from streamgen.models.loader import load_safetensors_strict
 from streamgen.models.taehv import STARTUP_FRAMES, TAEHV, MemoryBlock
 from streamgen.pocket.config import VAE
 from streamgen.pocket.scenery import SIZE
@@ -87,6 +90,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=25)
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--init", type=Path, help="weights to begin with")
     parser.add_argument("--freeze-encoder", action="store_true")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
@@ -101,6 +105,8 @@ def train(args: argparse.Namespace) -> None:
     checkpoint = args.out / "checkpoint.pt"
     if checkpoint.exists():
         vae.load_state_dict(torch.load(checkpoint, weights_only=True))
+    elif args.init is not None:
+        load_safetensors_strict(vae, args.init)
     else:
         initialise(vae)
     if args.freeze_encoder:
