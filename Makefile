@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: serve test style types imports unit browser parity evaluate clean
+.PHONY: serve test style types imports unit soak parity evaluate clean
 
 serve: $(VENV)/.core
 	$(BIN)/streamgen serve $(ARGS)
@@ -25,6 +25,9 @@ imports: $(VENV)/.dev
 
 unit: $(VENV)/.dev $(VENV)/.chromium
 	$(BIN)/pytest $(ARGS)
+
+soak: $(VENV)/.dev
+	SOAK_SECONDS=1200 $(BIN)/pytest -s tests/soak $(ARGS)
 
 parity: $(VENV)/.core
 	$(BIN)/streamgen parity tests/golden/*

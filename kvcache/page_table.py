@@ -1,27 +1,12 @@
 """Which frames a session sees, and on which pages they lie."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from kvcache.errors import WindowError
 from kvcache.pool import KVPool
+from kvcache.rotated_sink import RotatedSink
+from kvcache.staging import Staging, cut_rows
 from kvcache.window import WindowConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Staging:
-    """Say what one row writes and reads, as handed to an attention backend.
-
-    `write_pages` are the pages of frames `frame_index` .. `frame_index + num_frames - 1` in token
-    order. `visible_pages` hold `visible_frames`, frame by frame in the same order; the order means
-    nothing to attention and is chosen so that pages are neighbours.
-    """
-
-    frame_index: int
-    num_frames: int
-    write_pages: tuple[int, ...]
-    visible_pages: tuple[int, ...]
-    visible_frames: tuple[int, ...]
 
 
 class PageTable:
@@ -37,6 +22,9 @@ class PageTable:
     together with the first row of n + 1. Frames evicted by a `begin` keep their pages until the
     matching `commit`, so neither that row nor a rollback misses them. Not fused: they are reused at
     once; a rollback loses them, and the same `begin` again sees the same frames.
+
+    With relative rotary positions rows may read the sink from a `RotatedSink` instead, whose pages
+    lie between the sink and the rest and are never shared.
 
     Raises WindowError for impossible settings and PoolExhausted when the pool cannot admit it.
     """
@@ -56,21 +44,27 @@ class PageTable:
         self.chunk_frames = chunk_frames
         self.fused = fused
         self.first_frame = first_frame
-        self.num_slots = config.reserved_frames(chunk_frames, fused)
-        self._num_pages = self.num_slots * pool.geometry.pages_per_frame
+        num_frames = config.reserved_frames(chunk_frames, fused)
+        self.num_slots = num_frames - config.rotated_frames(fused)
+        self._num_pages = num_frames * pool.geometry.pages_per_frame
         pool.reserve(self._num_pages)
         self._start()
 
     def _start(self) -> None:
         step = self.pool.geometry.pages_per_frame
         pages = self.pool.allocate(self._num_pages)
-        self._slots = [tuple(pages[i : i + step]) for i in range(0, len(pages), step)]
+        frames = [tuple(pages[i : i + step]) for i in range(0, len(pages), step)]
+        sink = self.config.sink_frames
+        ring = sink + len(frames) - self.num_slots
+        self._slots, rotated = frames[:sink] + frames[ring:], frames[sink:ring]
+        self._rotated = RotatedSink(sink, rotated)
         # First in, first out: the slots behind the sink become a ring, its free part one hole.
         self._spare = list(range(self.num_slots))
         # Frame to slot, frames ascending. The sink is never evicted, so it is the head of _held.
         self._held: dict[int, int] = {}
         self._staged: dict[int, int] = {}
         self._evicted: dict[int, int] = {}
+        self._pinned: frozenset[int] = frozenset()
         self.next_frame = self.first_frame
 
     @property
@@ -87,20 +81,19 @@ class PageTable:
 
         Raises WindowError, changing nothing, when a chunk is already staged or does not fit.
         """
-        self._check_open()
-        if self._staged:
-            raise WindowError(f"frames {list(self._staged)} are still staged: commit or roll back")
+        self._check_settled()
         if not 1 <= num_frames <= self.chunk_frames:
             raise WindowError(f"num_frames {num_frames} is outside 1 .. {self.chunk_frames}")
-        evicted = self._pushed_out(num_frames)
+        evicted = self.config.pushed_out(self.frames, num_frames, self._pinned)
         self._evicted = {frame: self._held.pop(frame) for frame in evicted}
         if not self.fused:
             self._retire_evicted()
         slots, self._spare = self._spare[:num_frames], self._spare[num_frames:]
         for slot in slots:
-            self._make_private(slot, copy=False)
+            self._make_private(slot)
         self._staged = {self.next_frame + i: slot for i, slot in enumerate(slots)}
-        return self._staging(self._staged, self._held | self._staged)
+        self.pool.forget(self._rotated.next_pages)
+        return self._staging(list(self._staged))
 
     def commit(self) -> None:
         """Make the staged frames the newest of the history. Raises WindowError without any."""
@@ -110,6 +103,7 @@ class PageTable:
         self._held |= self._staged
         self._staged = {}
         self._retire_evicted()
+        self._rotated.advance()
 
     def rollback(self) -> None:
         """Forget the staged frames and bring back what they hid. Does nothing without any."""
@@ -127,27 +121,65 @@ class PageTable:
             raise WindowError(f"cannot skip to frame {frame} at frame {self.next_frame}")
         self.next_frame = frame
 
-    def restage(self, frame_index: int, num_frames: int, *, causal: bool = False) -> Staging:
-        """Describe a row that writes committed frames again (recache), on private pages.
+    def pin(self, frames: Iterable[int]) -> None:
+        """Keep these frames in view, as an anchor of a new shot, instead of those pinned before.
 
-        It sees all frames in view, or, when `causal`, none after its own. Raises WindowError when
-        a frame is not held.
+        A recache that rebuilds the sink ends it. Raises WindowError, changing nothing, when a frame
+        is not held or no chunk fits beside them.
         """
-        stop = frame_index + num_frames
-        frames = {frame: self._slot_of(frame) for frame in range(frame_index, stop)}
+        pinned = frozenset(frames)
+        for frame in pinned:
+            self._slot_of(frame)
+        self.config.validate(self.chunk_frames, len(pinned))
+        self._pinned = pinned
+
+    def recache_frames(self, *, rebuild_sink: bool = False) -> tuple[int, ...]:
+        """Return the frames that `recache` makes again, ascending, each of which must be fed.
+
+        Those in view, without the sink once any other has left; with `rebuild_sink` the newest
+        frames of the stream, as many as the window has, evicted ones among them.
+        """
+        if rebuild_sink:
+            window = self.config.window_frames or self.num_slots
+            return tuple(range(max(self.first_frame, self.next_frame - window), self.next_frame))
+        is_whole = self.frames == tuple(range(self.first_frame, self.next_frame))
+        return self.frames if is_whole else self.frames[self.config.sink_frames :]
+
+    def recache(self, *, causal: bool = False, rebuild_sink: bool = False) -> list[Staging]:
+        """Describe the rows, for one forward, that make the K/V in view again.
+
+        A row has at most `chunk_frames` of the `recache_frames` and sees all frames in view or,
+        when `causal`, none after its own. With `rebuild_sink` the first of them are the sink from
+        then on. There is nothing to commit, and a commit row of the newest chunk that has not run
+        yet must not: it is made again here. If the forward fails, call this once more.
+
+        Raises WindowError, changing nothing, while a chunk is staged.
+        """
+        self._check_settled()
+        frames = self.recache_frames(rebuild_sink=rebuild_sink)
+        if rebuild_sink:
+            self._replace_held(frames)
         for frame in frames:
-            self.ensure_private(frame)
-        visible = {f: slot for f, slot in self._held.items() if f < stop or not causal}
-        return self._staging(frames, visible)
+            self._make_private(self._held[frame])
+        self._forget(self._held[frame] for frame in frames)
+        rows = cut_rows(frames, self.chunk_frames)
+        return [self._staging(row, row[-1] if causal else None) for row in rows]
 
-    def ensure_private(self, frame: int) -> tuple[int, ...]:
-        """Copy the shared pages of a frame, so that it can be written, and return its pages.
+    def rebuild(self, chunks: Sequence[range]) -> list[Staging]:
+        """Empty the table, hold these chunks as far as the window goes, and describe their rows.
 
-        Raises WindowError when the frame is not held.
+        Chunks are ascending and may have gaps between them. A row is of one chunk, which may have
+        its own text, and sees no later one: rows may run in one forward or in several, in order.
+        There is nothing to commit. Raises WindowError when an unlimited window is too short.
         """
-        slot = self._slot_of(frame)
-        self._make_private(slot, copy=True)
-        return self._slots[slot]
+        frames = [frame for chunk in chunks for frame in chunk]
+        gone = set(self.config.pushed_out(frames, 0))
+        self.reset()
+        self._replace_held(tuple(frame for frame in frames if frame not in gone))
+        self.next_frame = frames[-1] + 1 if frames else self.first_frame
+        left = ([frame for frame in chunk if frame not in gone] for chunk in chunks)
+        rows = [row for chunk in left for row in cut_rows(chunk, self.chunk_frames)]
+        return [self._staging(row, row[-1]) for row in rows]
 
     def fork(self) -> "PageTable":
         """Return a table with the same committed history on shared pages.
@@ -163,7 +195,7 @@ class PageTable:
             fused=self.fused,
             first_frame=self.first_frame,
         )
-        child.next_frame = self.next_frame
+        child.next_frame, child._pinned = self.next_frame, self._pinned
         child._held = dict(sorted((self._held | self._evicted).items()))
         child._spare = [slot for slot in child._spare if slot not in child._held.values()]
         for slot in child._held.values():
@@ -172,11 +204,25 @@ class PageTable:
             child._slots[slot] = self._slots[slot]
         return child
 
-    def reset(self, first_frame: int | None = None) -> None:
-        """Empty the table, as good as new, and number its next frame `first_frame`.
+    def adopt(self, other: "PageTable", num_frames: int) -> Staging:
+        """Make the next frames history on the pages of another table that holds them.
 
-        By default numbering starts again where this table started.
+        Both histories must be the same up to there, or what is read would be another's. Raises
+        WindowError, changing nothing, when the other does not hold the frames.
         """
+        frames = range(self.next_frame, self.next_frame + num_frames)
+        pages = [other.pages_of(frame) for frame in frames]
+        staging = self.begin(num_frames)
+        for frame, shared in zip(frames, pages, strict=True):
+            slot = self._staged[frame]
+            self.pool.free(self._slots[slot])
+            self.pool.allocator.share(shared)
+            self._slots[slot] = shared
+        self.commit()
+        return staging
+
+    def reset(self, first_frame: int | None = None) -> None:
+        """Empty the table, as good as new, and number from `first_frame`, by default its own."""
         self._check_open()
         self._free_slots()
         self.first_frame = self.first_frame if first_frame is None else first_frame
@@ -194,31 +240,36 @@ class PageTable:
         if not self._slots:
             raise WindowError("the page table was released")
 
-    def _pushed_out(self, num_frames: int) -> list[int]:
-        needed = len(self._held) + num_frames
-        window = self.config.window_frames
-        if window is not None:
-            sink = self.config.sink_frames
-            return list(self._held)[sink : sink + max(0, needed - window)]
-        if needed > self.num_slots:
-            raise WindowError(
-                f"{len(self._held)} frames held + {num_frames} new = {needed} > "
-                f"max_frames {self.num_slots} of the unlimited window"
-            )
-        return []
+    def _check_settled(self) -> None:
+        self._check_open()
+        if self._staged:
+            raise WindowError(f"frames {list(self._staged)} are still staged: commit or roll back")
 
-    def _staging(self, written: dict[int, int], visible: dict[int, int]) -> Staging:
-        ordered = sorted(visible, key=visible.__getitem__)
+    def _replace_held(self, frames: tuple[int, ...]) -> None:
+        """Hold exactly these frames: new ones take the slots of those that leave."""
+        self._pinned = frozenset()
+        left = [slot for frame, slot in self._held.items() if frame not in frames]
+        free = iter([*left, *self._spare])
+        self._held = {f: self._held[f] if f in self._held else next(free) for f in frames}
+        self._spare = list(free)
+
+    def _staging(self, frames: Sequence[int], newest: int | None = None) -> Staging:
+        """Describe a row that writes these frames and sees all there are, or up to `newest`."""
+        slots = self._held | self._staged
+        pages = {f: self._slots[slots[f]] for f in slots if newest is None or f <= newest}
+        ordered = sorted(pages, key=slots.__getitem__)
+        write_pages = tuple(page for frame in frames for page in pages[frame])
+        rotation = self._rotated.rotation(pages)
+        if rotation is not None:
+            pages |= zip(list(pages), self._rotated.next_frames, strict=False)
         return Staging(
-            frame_index=min(written),
-            num_frames=len(written),
-            write_pages=self._pages(written.values()),
-            visible_pages=self._pages(visible[frame] for frame in ordered),
+            frame_index=frames[0],
+            num_frames=len(frames),
+            write_pages=write_pages,
+            visible_pages=tuple(page for frame in ordered for page in pages[frame]),
             visible_frames=tuple(ordered),
+            rotation=rotation,
         )
-
-    def _pages(self, slots: Iterable[int]) -> tuple[int, ...]:
-        return tuple(page for slot in slots for page in self._slots[slot])
 
     def _slot_of(self, frame: int) -> int:
         if frame not in self._held:
@@ -232,19 +283,18 @@ class PageTable:
 
     def _forget(self, slots: Iterable[int]) -> None:
         refcount = self.pool.allocator.refcount
-        self.pool.forget(page for page in self._pages(slots) if refcount(page) == 1)
+        pages = (page for slot in slots for page in self._slots[slot])
+        self.pool.forget(page for page in pages if refcount(page) == 1)
 
-    def _make_private(self, slot: int, *, copy: bool) -> None:
+    def _make_private(self, slot: int) -> None:
+        """Leave shared pages to the others. Rows write whole frames, so nothing need be copied."""
         pages = self._slots[slot]
         shared = [page for page in pages if self.pool.allocator.refcount(page) > 1]
         if not shared:
             return
         private = dict(zip(shared, self.pool.allocate(len(shared)), strict=True))
-        if copy:
-            for source, target in private.items():
-                self.pool.copy_page(source, target)
         self.pool.free(shared)
         self._slots[slot] = tuple(private.get(page, page) for page in pages)
 
     def _free_slots(self) -> None:
-        self.pool.free(page for pages in self._slots for page in pages)
+        self.pool.free(p for pages in (*self._slots, self._rotated.pages) for p in pages)

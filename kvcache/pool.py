@@ -112,9 +112,3 @@ class KVPool:
                 for layer in range(self.geometry.num_layers):
                     self.k[layer][page].fill_(torch.nan)
                     self.v[layer][page].fill_(torch.nan)
-
-    @torch.no_grad()
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy the K/V of one page onto another in every layer."""
-        for tensor in (*self.k, *self.v):
-            tensor[target].copy_(tensor[source])

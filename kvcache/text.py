@@ -43,6 +43,11 @@ class TextKVPool:
         self._pins = [0] * num_slots
 
     @property
+    def num_pinned(self) -> int:
+        """Return how many slots somebody reads."""
+        return sum(pins > 0 for pins in self._pins)
+
+    @property
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
 

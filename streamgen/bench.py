@@ -67,7 +67,9 @@ def run(
     Raises StreamgenError when the engine cannot be started as asked.
     """
     counts = options.sessions or DEFAULT_SESSIONS[kind]
-    config = dataclasses.replace(engine, max_sessions=max(counts))
+    config = dataclasses.replace(
+        engine, max_sessions=max(counts), max_utilisation=None, max_queue=0
+    )
     rows: list[Row] = []
     with Bench(config, options.seconds, preset or find_preset(engine.model)) as bench:
         facts = {"machine": bench.machine, "config": bench.config}

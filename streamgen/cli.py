@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from streamgen.command_options import BenchConfig, GenerateConfig, ServeConfig
+from streamgen.command_options import BenchConfig, GenerateConfig, ReplayConfig, ServeConfig
 from streamgen.config import ENV_PREFIX, NOT_OPTIONS, EngineConfig, Settings, read_settings
 from streamgen.errors import InvalidRequest, StreamgenError, Unsupported
 
 DONE, CHECK_FAILED, WRONG_USAGE, MACHINE_CANNOT = 0, 1, 2, 3
 INTERRUPTED: Final = 130  # as shells say it
 
-SECTIONS: Final = (EngineConfig, ServeConfig, GenerateConfig, BenchConfig)
+SECTIONS: Final = (EngineConfig, ServeConfig, GenerateConfig, ReplayConfig, BenchConfig)
 CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
 # Of the engine's options, those that mean nothing to a command that makes its own sessions.
 SERVER_ONLY: Final = frozenset({"max_sessions", "max_session_seconds"})
@@ -181,11 +181,24 @@ def _generate(arguments: argparse.Namespace) -> int:
     return run(arguments.prompt, arguments.output, settings.build(EngineConfig), options)
 
 
+def _replay(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
+    from streamgen.replay import run
+
+    engine, options = settings.build(EngineConfig), settings.build(ReplayConfig)
+    return run(arguments.file, arguments.output, engine, options)
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
-    from streamgen.bench import run
+    engine, options = settings.build(EngineConfig), settings.build(BenchConfig)
+    if arguments.kind == "live":
+        from streamgen import bench_live
 
-    return run(arguments.kind, settings.build(EngineConfig), settings.build(BenchConfig))
+        return bench_live.run(engine, options)
+    from streamgen import bench
+
+    return bench.run(arguments.kind, engine, options)
 
 
 def _parity(arguments: argparse.Namespace) -> int:
@@ -226,13 +239,21 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", type=Path, help="replay that a server wrote")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, required=True, help="video file to write"
+    )
+
+
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "kind",
         nargs="?",
         default="sessions",
-        choices=("latency", "sessions"),
-        help="one session and its first frame, or more and more of them (default)",
+        choices=("latency", "sessions", "live"),
+        help="one session and its first frame; more and more of them (default); or as many as are "
+        "admitted, played in real time",
     )
 
 
@@ -248,6 +269,10 @@ COMMANDS: Final = (
     Command(
         "generate", "make one video file", _generate,
         (GenerateConfig, EngineConfig), SERVER_ONLY, _generate_arguments,
+    ),
+    Command(
+        "replay", "make a session again from its replay file", _replay,
+        (ReplayConfig, EngineConfig), SERVER_ONLY, _replay_arguments,
     ),
     Command(
         "bench", "measure this machine", _bench,

@@ -136,6 +136,15 @@ class GenerateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """What a replay does differently."""
+
+    replay_steps: int | None = option(
+        None, whole(1), "denoise passes a chunk, instead of those the session had"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
     """What is measured, and where the figures go."""
 

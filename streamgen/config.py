@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import yaml
 
 from streamgen.errors import ConfigError
+from streamgen.faults import fault_rules
 from streamgen.limits import parse_size, parse_steps, parse_window
 
 ENV_PREFIX: Final = "STREAMGEN_"
@@ -78,6 +79,14 @@ def seconds(value: object) -> float | None:
     return number
 
 
+def share(value: object) -> float | None:
+    """Parse a number above 0 and up to 1; "none" means no limit."""
+    number = seconds(value)
+    if number is not None and number > 1:
+        raise ValueError("expected a number above 0 and up to 1, or none")
+    return number
+
+
 def switch(value: object) -> bool:
     """Parse an on/off option."""
     words = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
@@ -110,14 +119,28 @@ class EngineConfig:
     device: str = option("auto", name, "auto, cpu, cuda or cuda:N")
     attention_backend: str = option("auto", choice("auto", "sdpa"), "attention implementation")
     max_sessions: int = option(8, whole(1), "sessions that hold cache pages at the same time")
+    max_queue: int = option(16, whole(0), "sessions that may wait for a place")
+    max_utilisation: float | None = option(
+        0.85, share, "share of the device that live sessions may need; none: memory alone decides"
+    )
+    history_seconds: float | None = option(
+        30.0, seconds, "seconds of latents kept for rewinding; none: what the window needs"
+    )
+    fused: bool = option(True, switch, "commit a chunk together with the next one's first pass")
     max_session_seconds: float | None = option(None, seconds, "longest life of a session")
     deterministic: bool = option(False, switch, "make results independent of the batch, bit by bit")
     load_format: str = option("auto", choice("auto", "dummy"), "dummy: random weights")
     threads: int | None = option(
         None, whole(1, most=MAX_THREADS), "threads of a pass; default: the cores but one"
     )
-    # A test hook, off the network: what reads a freed page meets NaN, and the pass is refused.
+    stall_timeout: float | None = option(
+        60.0, seconds, "seconds without a sign of life after which the engine is replaced"
+    )
+    # Test hooks, off the network. What reads a freed page meets NaN, and the pass is refused.
     poison_freed_pages: bool = option(False, switch, "fill freed cache pages with NaN")
+    faults: str | None = option(
+        None, fault_rules, "failures on purpose, as in vae.decode:oom@3,worker.stall:30@10"
+    )
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def resolved(self, defaults: Mapping[str, object]) -> EngineConfig:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -12,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from streamgen.faults import NO_FAULTS, Faults
 
 # Latents after which a decoder's memory is what it would be had it seen the whole stream. Blocks of
 # the tiny one remember a frame each: three and three at the latents' rate and three at twice it
@@ -50,11 +53,21 @@ class StreamingDecoder:
     """
 
     def __init__(
-        self, vae: VideoVAE, device: torch.device, dtype: torch.dtype, *, num_threads: int | None
+        self,
+        vae: VideoVAE,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        num_threads: int | None,
+        state_bytes: int = 0,
+        faults: Faults = NO_FAULTS,
     ) -> None:
         self.device = device
         self.dtype = dtype
+        self.state_bytes = state_bytes  # of one stream, on the device
+        self._faults = faults
         self._vae = vae
+        self._seconds: deque[float] = deque(maxlen=256)
         self._pool = ThreadPoolExecutor(
             1, "decoder", initializer=_set_threads, initargs=(num_threads,)
         )
@@ -76,6 +89,11 @@ class StreamingDecoder:
         """Remake a stream's memory from its last latents; their pixels are thrown away."""
         self._pool.submit(self._twice, self._decode, stream, latents[-PRIME_LATENTS:], 0)
 
+    def take_seconds(self) -> Iterator[float]:
+        """Yield what decodes took since the last call, each in seconds."""
+        while self._seconds:
+            yield self._seconds.popleft()
+
     def close(self) -> None:
         """Drop what waits and end the thread after the decode in work."""
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -93,17 +111,24 @@ class StreamingDecoder:
     def _decode(
         self, stream: DecoderStream, latents: Tensor, num_frames: int
     ) -> npt.NDArray[np.uint8]:
+        self._faults.hit("vae.decode")
+        start = time.perf_counter()
         batch = latents[None].to(self.device, self.dtype)
         frames, stream.state = self._vae.decode_step(batch, stream.state)
         wanted = frames[0, :num_frames].float().mul(255).round_().to(torch.uint8)
         pixels = wanted.permute(0, 2, 3, 1).contiguous().cpu().numpy()
         pixels.flags.writeable = False
+        if num_frames:
+            self._seconds.append(time.perf_counter() - start)
         return pixels
 
 
 @torch.inference_mode()
-def decode_s(vae: VideoVAE, latents: Tensor) -> float:
-    """Return the seconds that a chunk in the middle of a stream takes: the best of a few."""
+def measure_decode(vae: VideoVAE, latents: Tensor) -> tuple[float, int]:
+    """Return the seconds of a chunk in the middle of a stream, and the bytes of the memory it has.
+
+    The seconds are the best of a few.
+    """
     state = vae.decoder_state()
     times = []
     for _ in range(1 + MEASURED_DECODES):
@@ -111,7 +136,7 @@ def decode_s(vae: VideoVAE, latents: Tensor) -> float:
         frames, state = vae.decode_step(latents[None], state)
         float(frames.flatten()[-1])  # waits for the device
         times.append(time.perf_counter() - start)
-    return min(times[1:])
+    return min(times[1:]), int(state.nbytes)
 
 
 def _set_threads(num_threads: int | None) -> None:

@@ -7,39 +7,31 @@ order: chunks and events, each with its session's id.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
-
-from kvcache import PageTable, PoolExhausted
-from streamgen.chunk_run import ChunkRun, Decode, begin_chunk
+from streamgen.admission import Admissions
 from streamgen.config import EngineConfig
-from streamgen.decoder import DecoderStream, StreamingDecoder
-from streamgen.errors import (
-    Capacity,
-    GenerationFailed,
-    NotFound,
-    OutOfMemory,
-    StreamgenError,
-)
+from streamgen.cost_table import CostTable
+from streamgen.decoder import StreamingDecoder
+from streamgen.decoding import Decoding
+from streamgen.errors import NotFound
+from streamgen.faults import NO_FAULTS, Faults
+from streamgen.lives import Lives, Output
 from streamgen.messages import (
-    Chunk,
-    Event,
-    Failed,
+    Control,
+    Overloaded,
     Receipt,
-    SetPrompt,
+    Rewind,
     StateChanged,
-    Update,
 )
-from streamgen.model_runner import ModelRunner, StepBatch
+from streamgen.model_runner import ModelRunner
 from streamgen.models.presets import Preset
+from streamgen.next_chunk import past_of, record_of
+from streamgen.passes import Passes
+from streamgen.record import LogEntry, SessionRecord
+from streamgen.refill import Refill
 from streamgen.scheduler import Scheduler
 from streamgen.session import Session, SessionState
 from streamgen.session_config import SessionConfig, SessionRequest
@@ -47,10 +39,7 @@ from streamgen.session_config import SessionConfig, SessionRequest
 logger: Final = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 2
-RETRY_AFTER_S: Final = 5.0
 ENDED: Final = (SessionState.CLOSED, SessionState.FAILED)
-
-Output = Callable[[str, Chunk | Event], None]
 
 
 class StreamEngine:
@@ -66,61 +55,121 @@ class StreamEngine:
         preset: Preset,
         runner: ModelRunner,
         decoder: StreamingDecoder,
+        costs: CostTable,
         output: Output,
         *,
         clock: Callable[[], float] = time.monotonic,
         on_decoded: Callable[[], None] = lambda: None,
+        faults: Faults = NO_FAULTS,
     ) -> None:
         self.config = config
         self.preset = preset
         self.runner = runner
         self.decoder = decoder
+        self.costs = costs
         self.output = output
         self.clock = clock
-        self.scheduler = Scheduler(runner.config.max_rows)
-        self.sessions: dict[str, Session] = {}
-        self._decodes: deque[Decode] = deque()
-        self._on_decoded = on_decoded  # called in the decoder's thread
+        self.faults = faults
+        self.admissions = Admissions(config, preset, runner, decoder, costs)
+        self.scheduler = Scheduler(runner.config.max_rows, costs)
+        self.decoding = Decoding(decoder, on_decoded)
+        self.lives = Lives(config, preset, self.admissions, self.decoding, output, clock)
+        self.sessions = self.lives.sessions
+        self.passes = Passes(
+            runner,
+            self.decoding,
+            self.admissions,
+            self.sessions,
+            costs,
+            faults,
+            fused=config.fused,
+        )
 
     def step(self) -> bool:
         """Run one pass of the most urgent sessions; return False when none could run."""
         now = self.clock()
         self.emit_decoded()
-        self._note_ready(now)
+        self._watch_load(now)
+        self.lives.start_waiting()
+        for session in self.sessions.values():
+            if session.ready_at is None and session.may_begin:
+                session.ready_at = now
         chosen = self.scheduler.pick(self.sessions.values(), now)
-        runs = [run for run in (self._begun(session, now) for session in chosen) if run]
-        for run, flow in zip(runs, self._forward(runs), strict=True):
-            self._advance(run, flow)
+        for outcome in self.passes.run(chosen, now, self.output):
+            session = outcome.session
+            if outcome.error is not None:
+                self._failed(session, outcome.error)
+            elif outcome.denoised is not None:
+                session.num_failures = 0
+                self.decoding.submit(outcome.denoised)
+                if outcome.denoised.spec.is_last:
+                    self.lives.free(session)
         return bool(chosen)
 
     # Sessions.
 
     def open(self, request: SessionRequest) -> Session:
-        """Admit a session; its first chunk begins with the next step.
+        """Admit a session, or let it wait in the queue; it is then `queued`.
 
-        Raises InvalidRequest, Unsupported, or Capacity when every place is taken.
+        Raises InvalidRequest, Unsupported, or Capacity when the queue is full.
         """
-        config = request.resolve(self.preset, self.config)
-        table = self._admit(config)
-        session_id = f"session-{secrets.token_hex(6)}"
-        session = Session(session_id, config, self.preset, self.clock(), table, self.decoder.open())
-        self.sessions[session_id] = session
-        self.output(session_id, StateChanged(session.state.value))
-        return session
+        return self.open_config(request.resolve(self.preset, self.config))
 
-    def control(self, session_id: str, control: SetPrompt | Update) -> Receipt:
+    def open_config(self, config: SessionConfig) -> Session:
+        """Admit a session whose settings are checked, or let it wait. Raises Capacity."""
+        return self.lives.add(self.lives.new(config), queue=True)
+
+    def restore(
+        self, record: SessionRecord, session_id: str | None = None, *, suspended: bool = False
+    ) -> Session:
+        """Go on with a session from its record, as after `open`; `suspended`: without pages.
+
+        Raises Capacity, or InvalidRequest when its settings do not fit this engine.
+        """
+        session = self.lives.new(record.config, session_id, record)
+        session.log.append(LogEntry(session.num_chunks, None))
+        if suspended:
+            session.phase = SessionState.SUSPENDED
+            self.sessions[session.id] = session
+            return session
+        return self.lives.add(session, queue=True)
+
+    def fork(self, session_id: str, at_chunk: int | None = None) -> Session:
+        """Return a new session that shares another's past up to a chunk, by default its newest.
+
+        At the newest chunk the pages are shared, and copied only where one of the two writes;
+        earlier K/V are made again. Raises NotFound, or Capacity: a fork does not wait in a queue.
+        """
+        parent = self.find(session_id)
+        record = past_of(parent, at_chunk)
+        child = self.lives.new(record.config, None, record)
+        child.paused = False
+        at_newest = record.num_chunks == record_of(parent).num_chunks
+        refills = parent.needs_rebuild or isinstance(parent.work, Refill)
+        if at_newest and parent.table is not None and not refills:
+            self.admissions.check(child, self.sessions.values())
+            child.table = parent.table.fork()
+            child.commit, child.needs_rebuild = parent.commit, False
+            child.lineage, child.made = parent.lineage, dict(parent.made)
+        return self.lives.add(child, queue=False)
+
+    def control(self, session_id: str, control: Control) -> Receipt:
         """Accept a control. Raises NotFound, InvalidRequest or Unsupported; the session goes on."""
         session = self.find(session_id)
         before = session.state
-        if isinstance(control, SetPrompt):
-            receipt, superseded = session.set_prompt(control)
-        else:
-            receipt, superseded = session.update(control)
+        if isinstance(control, Rewind):
+            session.history.find(control.to_chunk)
+            self.admissions.check_rewind(session, self.sessions.values(), self.clock())
+        receipt, superseded = session.accept(control, self.clock())
         for event in superseded:
             self.output(session_id, event)
         if session.state is not before:
             self.output(session_id, StateChanged(session.state.value))
         return receipt
+
+    def record(self, session_id: str) -> SessionRecord:
+        """Return the durable state of a session, whatever it is doing. Raises NotFound."""
+        return record_of(self.find(session_id))
 
     def played(self, session_id: str, frame_index: int) -> None:
         """Learn that a frame was shown. About a session that has ended it is late, not wrong."""
@@ -132,8 +181,8 @@ class StreamEngine:
         """Free a session's pages at once and keep the latents that remake them. Idempotent."""
         session = self.find(session_id)
         if session.phase is not SessionState.SUSPENDED:
-            self._free(session)
-            self._enter(session, SessionState.SUSPENDED)
+            self.lives.free(session)
+            self.lives.enter(session, SessionState.SUSPENDED)
 
     def resume(self, session_id: str) -> None:
         """Go on where `suspend` stopped: K/V and the decoder's memory are remade from the latents.
@@ -141,20 +190,17 @@ class StreamEngine:
         Idempotent. Raises NotFound or Capacity.
         """
         session = self.find(session_id)
-        if session.phase is not SessionState.SUSPENDED:
-            return
-        session.table = self._admit(session.config)
-        session.uncommitted = deque(session.kept)
-        session.stream = self.decoder.open()
-        if session.kept:
-            latents = torch.cat([chunk.latents for chunk in session.kept])
-            self.decoder.prime(session.stream, latents)
-        session.started_at, session.played_at = self.clock(), None
-        self._enter(session, SessionState.STARTING)
+        if session.phase is SessionState.SUSPENDED:
+            self.admissions.check(session, self.sessions.values())
+            session.needs_rebuild = len(session.history) > 0
+            if session.needs_rebuild:
+                unmade = session.spec is not None
+                session.log.append(LogEntry(session.num_chunks - unmade, None))
+            self.lives.start(session)
 
     def close(self, session_id: str, reason: str | None = None) -> None:
         """End a session; frames that are not out yet are dropped. Raises NotFound."""
-        self._end(self.find(session_id), SessionState.CLOSED, reason)
+        self.lives.end(self.find(session_id), SessionState.CLOSED, reason)
 
     def find(self, session_id: str) -> Session:
         """Return a living session, or raise NotFound."""
@@ -164,100 +210,23 @@ class StreamEngine:
 
     @property
     def num_free(self) -> int:
-        """Return how many more sessions would be admitted now."""
-        active = sum(session.table is not None for session in self.sessions.values())
-        return self.config.max_sessions - active
+        """Return how many more sessions have room in memory."""
+        return self.admissions.num_free(self.sessions.values())
 
-    def _admit(self, config: SessionConfig) -> PageTable:
-        chunk_frames = self.runner.config.chunk_frames
-        try:
-            if self.num_free < 1:
-                raise PoolExhausted(1, 0, f"of {self.config.max_sessions} sessions")
-            return PageTable(self.runner.pool, config.window, chunk_frames, fused=False)
-        except PoolExhausted as error:
-            raise Capacity(
-                f"no room for another session: {error}", retry_after_s=RETRY_AFTER_S
-            ) from error
+    @property
+    def num_queued(self) -> int:
+        """Return how many sessions wait for a place."""
+        return len(self.admissions.queue)
 
-    def _free(self, session: Session) -> None:
-        """Give back all that a session holds on the device. The chunk in work is undone."""
-        if session.run is not None:
-            session.run.abort()
-        if session.table is not None:
-            session.table.release()
-        session.table, session.stream = None, DecoderStream()
+    @property
+    def overload_level(self) -> int:
+        """Return the level of the overload ladder, 0 when all is well."""
+        return self.admissions.ladder.level
 
-    def _fail(self, session: Session, error: Exception) -> None:
-        logger.error("session %s failed", session.id, exc_info=error)
-        if isinstance(error, torch.OutOfMemoryError):
-            error = OutOfMemory(f"the device's memory is full: {error}")
-        if not isinstance(error, StreamgenError):
-            error = GenerationFailed(f"a pass failed twice: {error}")
-        self.output(session.id, Failed(error.code, error.message, error.retryable))
-        self._end(session, SessionState.FAILED, error.code)
-
-    def _end(self, session: Session, phase: SessionState, reason: str | None) -> None:
-        self._free(session)
-        del self.sessions[session.id]
-        self._enter(session, phase, reason)
-
-    def _enter(self, session: Session, phase: SessionState, reason: str | None = None) -> None:
-        before, session.phase = session.state, phase
-        if session.state is not before:
-            self.output(session.id, StateChanged(session.state.value, reason))
-
-    # Passes.
-
-    def _note_ready(self, now: float) -> None:
-        for session in self.sessions.values():
-            if session.ready_at is None and session.may_begin:
-                session.ready_at = now
-
-    def _begun(self, session: Session, now: float) -> ChunkRun | None:
-        """Return the session's chunk in work, begun now if there is none."""
-        if session.run is None:
-            try:
-                begin_chunk(session, self.runner, self.decoder, now)
-            except Exception as error:  # of this session alone: it is told, the others go on
-                self._failed(session, error)
-        return session.run
-
-    def _forward(self, runs: Sequence[ChunkRun]) -> list[Tensor | Exception]:
-        """Return each run's flow. If a batch raises, its rows run alone to find who is at fault."""
-        if not runs:
-            return []
-        try:
-            return list(self.runner.run(StepBatch(tuple(run.row for run in runs))))
-        except Exception as error:
-            if len(runs) == 1:
-                return [error]
-        return [self._forward([run])[0] for run in runs]
-
-    def _advance(self, run: ChunkRun, flow: Tensor | Exception) -> None:
-        session = run.session
-        if isinstance(flow, Exception):
-            run.abort()
-            self._failed(session, flow)
-        elif run.steps.is_denoised:
-            run.commit()
-            session.num_failures = 0
-        elif run.advance(flow):
-            self._denoised(run)
-
-    def _denoised(self, run: ChunkRun) -> None:
-        """Send a chunk's latents to the decoder. Its frames leave before its commit."""
-        session, spec, latents = run.session, run.spec, run.steps.latents
-        assert spec is not None
-        if not torch.isfinite(latents).all():
-            run.abort()
-            self._failed(session, GenerationFailed("the model gave values that are not finite"))
-            return
-        session.keep(spec, latents)
-        frames = self.decoder.submit(session.stream, latents, spec.num_frames)
-        self._decodes.append(Decode(session, spec, latents, run.ready_at, frames))
-        frames.add_done_callback(lambda _: self._on_decoded())
-        if spec.is_last:
-            self._free(session)
+    @property
+    def utilisation(self) -> float:
+        """Return the share of the device's time that the live sessions take."""
+        return self.admissions.utilisation(self.sessions.values())
 
     def _failed(self, session: Session, error: Exception) -> None:
         """Let the session try once more from committed state, or end it."""
@@ -265,34 +234,40 @@ class StreamEngine:
         if session.num_failures < MAX_ATTEMPTS:
             logger.warning("session %s: pass failed, tried again: %s", session.id, error)
         else:
-            self._fail(session, error)
+            self.lives.fail(session, error)
+
+    # Load.
+
+    def _watch_load(self, now: float) -> None:
+        """Follow the overload ladder and tell the viewers what is traded."""
+        if self.admissions.watch(self.sessions.values(), now):
+            ladder = self.admissions.ladder
+            for session in self.sessions.values():
+                self.output(session.id, Overloaded(ladder.level, ladder.action))
 
     # Frames.
 
     @property
     def num_decoding(self) -> int:
         """Return how many chunks are denoised but not sent out."""
-        return len(self._decodes)
+        return len(self.decoding)
 
     def emit_decoded(self, *, wait_for: int = 0) -> None:
         """Send out what the decoder has finished; wait for the oldest `wait_for` chunks."""
-        while self._decodes and (wait_for > 0 or self._decodes[0].frames.done()):
-            wait_for -= 1
-            decode = self._decodes.popleft()
-            if decode.session.phase in ENDED:
+        for seconds in self.decoder.take_seconds():
+            self.costs.observe_decode(seconds)
+        for denoised, frames in self.decoding.finished(wait_for):
+            session = denoised.session
+            if session.phase in ENDED:
                 continue
-            try:
-                frames = decode.frames.result()
-            except Exception as error:  # of this session alone, as in a pass
-                self._fail(decode.session, error)
-            else:
-                self._emit(decode, frames)
-
-    def _emit(self, decode: Decode, frames: npt.NDArray[np.uint8]) -> None:
-        session = decode.session
-        if session.phase is SessionState.STARTING:
-            self._enter(session, SessionState.RUNNING)
-        for message in decode.messages(frames, self.clock()):
-            self.output(session.id, message)
-        if decode.spec.is_last:
-            self._end(session, SessionState.CLOSED, "done")
+            if isinstance(frames, Exception):  # of this session alone, as in a pass
+                self.lives.fail(session, frames)
+                continue
+            if session.phase is SessionState.STARTING:
+                self.lives.enter(session, SessionState.RUNNING)
+            now = self.clock()
+            self.admissions.note_chunk(session, denoised.spec.first_frame_index, now)
+            for message in denoised.messages(frames, now, self.overload_level):
+                self.output(session.id, message)
+            if denoised.spec.is_last:
+                self.lives.end(session, SessionState.CLOSED, "done")

@@ -9,7 +9,9 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Final, Protocol
 
@@ -17,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamgen.config import EngineConfig
-from streamgen.engine_worker import Command, EngineWorker, Reply, Shutdown, Stage, Stopped
+from streamgen.engine_commands import Command, Reply, Shutdown, Stage, Stopped
+from streamgen.engine_worker import EngineWorker
 from streamgen.errors import EngineStopped
 from streamgen.frame_ring import FrameRing
 from streamgen.models.presets import Preset
@@ -48,6 +51,9 @@ class EngineLink(Protocol):
     def stop(self) -> None:
         """End the worker and wait for it, at most 5 seconds when it is a process. Idempotent."""
 
+    def kill(self) -> None:
+        """End a worker that is stuck, without waiting; a thread cannot be ended."""
+
 
 class ThreadLink:
     """The worker in a thread: no copy, and no shelter from what holds the interpreter."""
@@ -77,6 +83,9 @@ class ThreadLink:
         self.send(Shutdown())
         if self._thread is not None:
             self._thread.join()
+
+    def kill(self) -> None:
+        """Do nothing: a thread ends when it wants to."""
 
 
 class ProcessLink:
@@ -111,7 +120,8 @@ class ProcessLink:
             name="streamgen-engine",
             daemon=True,
         )
-        process.start()
+        with _sigint_blocked():
+            process.start()
         ring.seal()
         theirs.close()  # the process's own copy is the last one: when it ends, reading ends
         self._process = process
@@ -149,6 +159,11 @@ class ProcessLink:
         process.join()
         process.close()
 
+    def kill(self) -> None:
+        """Kill the process; the reading thread says that it is gone."""
+        if self._process is not None:
+            self._process.kill()
+
     def _read(
         self,
         connection: Connection,
@@ -175,6 +190,20 @@ class ProcessLink:
                     connection.send(command)
                 except OSError:  # it is gone; the reading thread says so
                     return
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Let a process that is started meanwhile begin with Ctrl-C blocked.
+
+    It goes to every process of the terminal, and is only for the one that ends the others in order.
+    """
+    resource_tracker.ensure_running()  # which would unblock it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_worker_process(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
-from streamgen.engine_worker import Apply, Change, Command, Opened, Played
+from streamgen.engine_commands import Admitting, Apply, Call, Change, Command, Fork, Opened, Played
 from streamgen.errors import EngineStopped, NotFound
-from streamgen.messages import Chunk, Event, Receipt, SetPrompt, StateChanged, Update
+from streamgen.messages import Applied, Chunk, Control, Event, Receipt, Restarted, StateChanged
+from streamgen.record import SessionRecord
+from streamgen.session_ledger import SessionLedger
 
 T = TypeVar("T")
 
@@ -20,23 +23,28 @@ ENDED: Final = ("closed", "failed")
 class EngineCaller(Protocol):
     """What a stream needs of its client."""
 
-    async def ask(self, make: Callable[[int], Command]) -> object:
+    async def ask(self, make: Callable[[int], Call]) -> object:
         """Send the command made for a new call number; return the answer, or raise its error."""
+
+    async def admit(self, make: Callable[[int], Admitting]) -> EngineStream:
+        """Send a command that brings a session; cancelled, it leaves nothing behind."""
 
     def tell(self, command: Command) -> None:
         """Send a command that has no answer."""
 
 
 class EngineStream:
-    """One session, as its player sees it. Made by `EngineClient.open`."""
+    """One session, as its player sees it. Made by `EngineClient.open`, `restore`, and `fork`."""
 
-    def __init__(self, caller: EngineCaller, opened: Opened) -> None:
+    def __init__(self, caller: EngineCaller, opened: Opened, ledger: SessionLedger) -> None:
         self.id = opened.session_id
-        self.config = opened.config
+        self.config = opened.record.config
         self.state = opened.state
+        self.ledger = ledger
         self._caller = caller
         self._chunks: _Feed[Chunk] = _Feed()
         self._events: _Feed[Event] = _Feed()
+        self._told: str | None = None  # a blend that began before the engine was replaced
 
     def chunks(self) -> AsyncIterator[Chunk]:
         """Yield the chunks, numbered without gaps, until the session ends. For one reader."""
@@ -46,7 +54,7 @@ class EngineStream:
         """Yield what happens to the session, until it ends. For one reader."""
         return self._events.read()
 
-    async def control(self, control: SetPrompt | Update) -> Receipt:
+    async def control(self, control: Control) -> Receipt:
         """Hand in a control. Raises StreamgenError when it is refused; the session goes on."""
         receipt = await self._caller.ask(partial(Apply, session_id=self.id, control=control))
         assert isinstance(receipt, Receipt)
@@ -55,6 +63,17 @@ class EngineStream:
     def played(self, frame_index: int) -> None:
         """Report that a frame was shown: the only thing that lets the engine go on."""
         self._caller.tell(Played(self.id, frame_index))
+
+    async def fork(self, at_chunk: int | None = None) -> EngineStream:
+        """Begin a second session at the end of a chunk, by default the newest.
+
+        Raises StreamgenError when there is no room or the chunk is not kept.
+        """
+        return await self._caller.admit(partial(Fork, session_id=self.id, at_chunk=at_chunk))
+
+    def record(self) -> SessionRecord:
+        """Return the session as it is after the newest chunk that came, without waiting."""
+        return self.ledger.record()
 
     async def suspend(self) -> None:
         """Free the session's pages. Idempotent."""
@@ -76,16 +95,27 @@ class EngineStream:
 
     def take(self, item: Chunk | Event) -> None:
         """Take what the engine sends."""
+        self.ledger.take(item)
         if isinstance(item, Chunk):
-            if not self._chunks.put(item):
+            started = tuple(e for e in item.started_event_ids if e != self._told)
+            if not self._chunks.put(dataclasses.replace(item, started_event_ids=started)):
                 item.release()
             return
-        self._events.put(item)
+        if not isinstance(item, Applied) or item.event_id != self._told:
+            self._events.put(item)
         if isinstance(item, StateChanged):
             self.state = item.state
             if item.state in ENDED:
                 self._chunks.end()
                 self._events.end()
+
+    def replaced(self, state: str) -> None:
+        """Note that the session goes on, in this state, in another process of the engine."""
+        self._told = self.ledger.blend_event_id
+        self.ledger.replaced()
+        self._events.put(Restarted())
+        if state != self.state:
+            self.take(StateChanged(state))
 
     async def _change(self, action: Literal["suspend", "resume", "close"]) -> None:
         if self.state in ENDED:

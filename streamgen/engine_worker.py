@@ -11,131 +11,43 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, get_args
 
 import numpy as np
 
 from streamgen.config import EngineConfig
 from streamgen.engine import StreamEngine
+from streamgen.engine_commands import (
+    Admitting,
+    Answer,
+    Apply,
+    Call,
+    Command,
+    Fork,
+    Load,
+    Open,
+    Opened,
+    Ping,
+    Played,
+    Pong,
+    Release,
+    Reply,
+    Restore,
+    Sent,
+    Shutdown,
+    Stage,
+    Stopped,
+    Wake,
+)
 from streamgen.errors import EngineStopped, StreamgenError
 from streamgen.frame_ring import FrameRing
-from streamgen.messages import Chunk, Event, SetPrompt, Update
+from streamgen.messages import Chunk, Event, StateChanged
 from streamgen.models.presets import Preset
-from streamgen.session_config import SessionConfig, SessionRequest
 from streamgen.startup import start_engine
 
 logger: Final = logging.getLogger(__name__)
 
 NO_FRAMES: Final = np.empty((0, 0, 0, 3), np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """Admit a session; answered with Opened."""
-
-    call: int
-    request: SessionRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Hand a control to a session; answered with its Receipt."""
-
-    call: int
-    session_id: str
-    control: SetPrompt | Update
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Suspend, resume or close a session; answered with None."""
-
-    call: int
-    session_id: str
-    action: Literal["suspend", "resume", "close"]
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """A frame was shown."""
-
-    session_id: str
-    frame_index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """A slot of the frame ring may be written again."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """Look again: a decode is done, or the worker is to stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shutdown:
-    """End the worker, whatever it is doing."""
-
-
-Command = Open | Apply | Change | Played | Release | Wake | Shutdown
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A session was admitted."""
-
-    session_id: str
-    config: SessionConfig
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of a call, or the error it raised."""
-
-    call: int
-    result: object
-    error: StreamgenError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """How far the start-up is, 0 to 1; "ready" is the last stage."""
-
-    stage: str
-    progress: float
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How much room there is."""
-
-    sessions_free: int
-    pages_free: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """Something for a session. A chunk whose frames lie in the ring comes with slot and shape."""
-
-    session_id: str
-    item: Chunk | Event
-    slot: int | None = None
-    shape: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The worker has ended, by itself when there is an error. Nothing follows."""
-
-    error: StreamgenError | None
-
-
-Reply = Answer | Stage | Load | Sent | Stopped
 
 
 class EngineWorker:
@@ -158,6 +70,7 @@ class EngineWorker:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._load = Load(0, 0)
+        self._held: list[Sent] | None = None  # what comes of an admission before its answer
 
     def put(self, command: Command) -> None:
         """Queue a command; may be called from any thread."""
@@ -196,6 +109,9 @@ class EngineWorker:
             for command in self._take(wait=idle):
                 self._obey(engine, command)
             idle = not engine.step()
+            if not idle:
+                engine.faults.hit("worker.stall")
+                engine.faults.hit("worker.kill")
             self._send_load(engine)
 
     def _take(self, *, wait: bool) -> Iterator[Command]:
@@ -211,24 +127,41 @@ class EngineWorker:
         elif isinstance(command, Release):
             assert self._ring is not None
             self._ring.release(command.slot)
-        elif isinstance(command, Open | Apply | Change):
-            try:
-                answer = Answer(command.call, _call(engine, command))
-            except StreamgenError as error:
-                answer = Answer(command.call, None, error)
-            self._send_load(engine)
-            self._send(answer)
+        elif isinstance(command, Ping):
+            self._send(Pong())
+        elif isinstance(command, get_args(Call)):
+            self._answer(engine, command)
+
+    def _answer(self, engine: StreamEngine, command: Call) -> None:
+        # The client knows a session from the answer on; what is sent for it before would be lost.
+        held: list[Sent] = []
+        self._held = held if isinstance(command, get_args(Admitting)) else None
+        try:
+            answer = Answer(command.call, _call(engine, command))
+        except StreamgenError as error:
+            answer = Answer(command.call, None, error)
+        finally:
+            self._held = None
+        self._send_load(engine)
+        self._send(answer)
+        for sent in held:
+            if not isinstance(sent.item, StateChanged):  # the state is in the answer
+                self._send(sent)
 
     def _deliver(self, session_id: str, item: Chunk | Event) -> None:
         slot = None
         if isinstance(item, Chunk) and self._ring is not None:
             slot = self._ring.put(item.frames)
         if slot is None:
-            self._send(Sent(session_id, item))
+            sent = Sent(session_id, item)
         else:
             assert isinstance(item, Chunk)
             bare = dataclasses.replace(item, frames=NO_FRAMES)
-            self._send(Sent(session_id, bare, slot, item.frames.shape))
+            sent = Sent(session_id, bare, slot, item.frames.shape)
+        if self._held is None:
+            self._send(sent)
+        else:
+            self._held.append(sent)
 
     def _report(self, stage: str, progress: float) -> None:
         if self._stopping.is_set():
@@ -237,20 +170,30 @@ class EngineWorker:
             self._send(Stage(stage, progress))
 
     def _send_load(self, engine: StreamEngine) -> None:
-        load = Load(engine.num_free, engine.runner.pool.num_unreserved)
+        load = Load(
+            engine.num_free,
+            engine.runner.pool.num_unreserved,
+            engine.num_queued,
+            engine.overload_level,
+            round(engine.utilisation, 2),
+        )
         if load != self._load:
             self._load = load
             self._send(load)
 
 
-def _call(engine: StreamEngine, command: Open | Apply | Change) -> object:
+def _call(engine: StreamEngine, command: Call) -> object:
     """Do what a command asks and return its answer."""
-    if isinstance(command, Open):
-        session = engine.open(command.request)
-        return Opened(session.id, session.config, session.state.value)
     if isinstance(command, Apply):
         return engine.control(command.session_id, command.control)
-    {"suspend": engine.suspend, "resume": engine.resume, "close": engine.close}[command.action](
-        command.session_id
-    )
-    return None
+    if isinstance(command, Open):
+        session = engine.open(command.request)
+    elif isinstance(command, Restore):
+        session = engine.restore(command.record, command.session_id, suspended=command.suspended)
+    elif isinstance(command, Fork):
+        session = engine.fork(command.session_id, command.at_chunk)
+    else:
+        changes = {"suspend": engine.suspend, "resume": engine.resume, "close": engine.close}
+        changes[command.action](command.session_id)
+        return None
+    return Opened(session.id, engine.record(session.id), session.state.value)

@@ -68,7 +68,7 @@ def run(
     made = request.resolve(preset, effective)
     changes = plan_changes(options, preset.chunks, made.fps, num_frames)
     with (
-        Engine(engine.model, preset=preset, **_as_options(engine)) as maker,
+        Engine(engine.model, preset=preset, **as_options(engine)) as maker,
         maker.open(prompt, seed=made.seed, num_frames=num_frames) as session,
         VideoFile(output, made.width, made.height, made.fps) as video,
     ):
@@ -142,7 +142,7 @@ def _for_one_session(engine: EngineConfig, options: GenerateConfig) -> EngineCon
     )
 
 
-def _as_options(engine: EngineConfig) -> dict[str, object]:
+def as_options(engine: EngineConfig) -> dict[str, object]:
     """Return the options as one would write them."""
     names = {f.name for f in dataclasses.fields(engine)} - NOT_OPTIONS - {"model"}
     written = {key: getattr(engine, key) for key in names if getattr(engine, key) is not None}
@@ -183,7 +183,7 @@ def _save_latents(
     changes: Sequence[Change],
 ) -> None:
     """Write the latents of all chunks, and in the file's metadata what they were made from."""
-    prompts = [(0, made.prompt), *((change.first_frame, change.text) for change in changes)]
+    prompts = [(0, str(made.prompt)), *((change.first_frame, change.text) for change in changes)]
     metadata = {
         "model": model,
         "seed": str(made.seed),

@@ -11,10 +11,11 @@ from collections import deque
 from types import TracebackType
 
 from streamgen.config import EngineConfig, engine_config
-from streamgen.engine import ENDED, StreamEngine
+from streamgen.engine import ENDED
 from streamgen.errors import StreamgenError, ending_error
-from streamgen.messages import Chunk, Event, Failed, Receipt, SetPrompt, Update
+from streamgen.messages import Chunk, Event, Failed, Receipt, Rewind, SetPrompt, Update
 from streamgen.models.presets import Preset
+from streamgen.record import SessionRecord
 from streamgen.session import Session
 from streamgen.session_config import SessionConfig, SessionRequest
 from streamgen.startup import start_engine
@@ -39,6 +40,8 @@ class Engine:
             config = dataclasses.replace(model, **options)  # type: ignore[arg-type]
         else:
             config = engine_config(flags={"model": model, **options})
+        # Nothing is played out in real time here: memory alone decides, and nobody can wait.
+        config = dataclasses.replace(config, max_utilisation=None, max_queue=0)
         self._outboxes: dict[str, EngineSession] = {}
         self.stream_engine = start_engine(config, self._deliver, preset=preset)
 
@@ -51,16 +54,35 @@ class Engine:
         window: int | None = None,
         sink: int | None = None,
         num_frames: int | None = None,
+        score: object = None,
     ) -> EngineSession:
         """Open a session; with `num_frames` it ends after exactly that many frames.
 
+        `score` lists changes of prompt, `{"at_s" or "at_chunk", "prompt", "transition", ...}`.
         Raises InvalidRequest, Unsupported or Capacity.
         """
         request = SessionRequest(
-            prompt=prompt, seed=seed, steps=steps, window=window, sink=sink, num_frames=num_frames
+            prompt=prompt,
+            seed=seed,
+            steps=steps,
+            window=window,
+            sink=sink,
+            num_frames=num_frames,
+            score=score,
         )
-        session = self.stream_engine.open(request)
-        self._outboxes[session.id] = EngineSession(self.stream_engine, session)
+        return self.adopt(self.stream_engine.open(request))
+
+    def open_config(self, config: SessionConfig) -> EngineSession:
+        """Open a session with settings that were checked before. Raises Capacity."""
+        return self.adopt(self.stream_engine.open_config(config))
+
+    def restore(self, record: SessionRecord) -> EngineSession:
+        """Go on with a session from its record. Raises InvalidRequest or Capacity."""
+        return self.adopt(self.stream_engine.restore(record))
+
+    def adopt(self, session: Session) -> EngineSession:
+        """Return the iterator over a session of this engine."""
+        self._outboxes[session.id] = EngineSession(self, session)
         return self._outboxes[session.id]
 
     def close(self) -> None:
@@ -91,14 +113,15 @@ class Engine:
 class EngineSession:
     """One video: an iterator over its chunks that takes controls in between."""
 
-    def __init__(self, engine: StreamEngine, session: Session) -> None:
+    def __init__(self, library: Engine, session: Session) -> None:
         self.id = session.id
-        self._engine = engine
+        self._library = library
+        self._engine = library.stream_engine
         self._session = session
         self._chunks: deque[Chunk] = deque()
         self._events: list[Event] = []
         self._error: StreamgenError | None = None
-        self._num_taken = 0
+        self._num_taken = session.num_played
 
     @property
     def config(self) -> SessionConfig:
@@ -137,13 +160,34 @@ class EngineSession:
         return chunk
 
     def set_prompt(
-        self, prompt: object, transition: str | None = None, event_id: str | None = None
+        self,
+        prompt: object,
+        transition: str | None = None,
+        event_id: str | None = None,
+        *,
+        chunks: int | None = None,
+        curve: str | None = None,
     ) -> Receipt:
-        """Show something else from the next chunk on ("cut", "reset", None for the preset's way).
+        """Show something else from the next chunk on; None is the preset's way. See `SetPrompt`.
 
-        Raises InvalidPrompt or Unsupported; the session goes on as it was.
+        Raises InvalidPrompt or InvalidRequest; the session goes on as it was.
         """
-        return self._engine.control(self.id, SetPrompt(prompt, transition, event_id))
+        return self._engine.control(self.id, SetPrompt(prompt, transition, chunks, curve, event_id))
+
+    def rewind(self, to_chunk: int, event_id: str | None = None) -> Receipt:
+        """Go on from the end of an earlier chunk. Raises NotFound when it is not kept."""
+        return self._engine.control(self.id, Rewind(to_chunk, event_id))
+
+    def fork(self, at_chunk: int | None = None) -> EngineSession:
+        """Return a session with the same past up to a chunk, by default the newest.
+
+        Raises NotFound or Capacity.
+        """
+        return self._library.adopt(self._engine.fork(self.id, at_chunk))
+
+    def record(self) -> SessionRecord:
+        """Return the durable state: what `Engine.restore` and a snapshot take."""
+        return self._engine.record(self.id)
 
     def update(
         self,
@@ -151,11 +195,12 @@ class EngineSession:
         paused: bool | None = None,
         seed: int | None = None,
         steps: int | None = None,
+        fps: int | None = None,
         reset: str | None = None,
         event_id: str | None = None,
     ) -> Receipt:
         """Change settings; see `Update`. Raises InvalidRequest or Unsupported."""
-        control = Update(paused=paused, seed=seed, steps=steps, reset=reset, event_id=event_id)
+        control = Update(paused, seed, steps, fps, reset, event_id)
         return self._engine.control(self.id, control)
 
     def events(self) -> list[Event]:

@@ -10,12 +10,19 @@ import re
 import secrets
 from typing import Final
 
-from streamgen.errors import InvalidPrompt, InvalidRequest, Unsupported
+from streamgen.errors import InvalidPrompt, InvalidRequest
+from streamgen.text import CURVES, TextMix
 
 MAX_SEED: Final = 2**32 - 1
 SIZE_GRID: Final = 16  # pixels: 8 of the VAE times 2 of the DiT's patch
 MAX_PROMPT_CHARACTERS: Final = 2_000
 UNLIMITED: Final = -1  # a window that keeps every frame
+MAX_PROMPTS: Final = 16  # texts of one mix
+MAX_WEIGHT: Final = 1000.0
+PRIORITIES: Final = ("live", "batch")
+TRANSITIONS: Final = ("cut", "blend", "recache", "reset")
+DEFAULT_BLEND_CHUNKS: Final = 4
+MAX_BLEND_CHUNKS: Final = 1000
 
 _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
 
@@ -112,13 +119,59 @@ def check_sink(sink: object) -> int:
     return _check_count("sink", sink, 0)
 
 
-def check_prompt(prompt: object) -> str:
-    """Return the prompt's text as it was given.
+def check_prompt(prompt: object) -> TextMix:
+    """Return what a prompt says: a text, or up to 16 texts with weights, scaled to sum to 1.
 
-    A prompt is a string, or a list with one weighted text. Refused are blank prompts, more than
-    2,000 characters, NUL, and lone surrogates, which no UTF-8 message could carry back.
+    An entry of a list is a text, `{"text": ..., "weight": ...}` or a pair of both; without a weight
+    it counts 1. Refused are blank texts, more than 2,000 characters, NUL, lone surrogates, which no
+    UTF-8 message could carry back, and weights that are not finite numbers above 0.
     """
-    text = _single_text(prompt)
+    if isinstance(prompt, TextMix):
+        prompt = list(prompt.parts)
+    if isinstance(prompt, str):
+        return TextMix.of(_check_text(prompt))
+    if not isinstance(prompt, (list, tuple)) or not prompt:
+        raise InvalidPrompt(
+            f"the prompt must be text, or a list of texts with weights, not {_brief(prompt)}",
+            param="prompt",
+        )
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidPrompt(
+            f"the prompt is a list of {len(prompt):,} texts; at most {MAX_PROMPTS} are mixed",
+            param="prompt",
+        )
+    weights: dict[str, float] = {}
+    for entry in prompt:
+        text, weight = _weighted(entry)
+        weights[text] = weights.get(text, 0.0) + weight
+    total = sum(weights.values())
+    return TextMix(tuple((text, weight / total) for text, weight in weights.items()))
+
+
+def _weighted(entry: object) -> tuple[str, float]:
+    text: object = entry
+    weight: object = 1.0
+    if isinstance(entry, dict):
+        if unknown := entry.keys() - {"text", "weight"}:
+            raise InvalidPrompt(
+                f"a text of the prompt has text and weight, not {_brief(sorted(unknown)[0])}",
+                param="prompt",
+            )
+        text, weight = entry.get("text"), entry.get("weight", 1.0)
+    elif isinstance(entry, (list, tuple)) and len(entry) == 2:
+        text, weight = entry
+    if not isinstance(text, str):
+        raise InvalidPrompt(f"the prompt's entry must hold text: {_brief(entry)}", param="prompt")
+    number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+    if not number or not 0 < weight <= MAX_WEIGHT:  # type: ignore[operator]
+        raise InvalidPrompt(
+            f"the weight {_brief(weight)} must be a number above 0, at most {MAX_WEIGHT:g}",
+            param="prompt",
+        )
+    return _check_text(text), float(weight)  # type: ignore[arg-type]
+
+
+def _check_text(text: str) -> str:
     if not text.strip():
         raise InvalidPrompt("the prompt is empty; say what should be seen", param="prompt")
     if len(text) > MAX_PROMPT_CHARACTERS:
@@ -135,23 +188,47 @@ def check_prompt(prompt: object) -> str:
     return text
 
 
-def _single_text(prompt: object) -> str:
-    """Unwrap a weighted list of one; several weighted texts are not offered yet."""
-    if isinstance(prompt, str):
-        return prompt
-    if not isinstance(prompt, (list, tuple)) or not prompt:
-        raise InvalidPrompt(f"the prompt must be text, not {_brief(prompt)}", param="prompt")
-    if len(prompt) > 1:
-        raise Unsupported(
-            f"the prompt is a list of {len(prompt)} texts; one is supported", param="prompt"
+def check_priority(priority: object) -> str:
+    """Return the scheduling class: "live", also for None, or "batch"."""
+    if priority is None:
+        return "live"
+    if priority not in PRIORITIES:
+        raise InvalidRequest(
+            f"priority {_brief(priority)} is none of {', '.join(PRIORITIES)}", param="priority"
         )
-    entry = prompt[0]
-    text = entry.get("text") if isinstance(entry, dict) else entry
-    if isinstance(text, (list, tuple)) and len(text) == 2:  # (text, weight)
-        text = text[0]
-    if not isinstance(text, str):
-        raise InvalidPrompt(f"the prompt's entry must hold text: {_brief(entry)}", param="prompt")
-    return text
+    return str(priority)
+
+
+def check_transition(
+    transition: object, chunks: object = None, curve: object = None
+) -> tuple[str, int, str]:
+    """Return (transition, chunks it takes, curve) of a change of prompt.
+
+    A blend takes 4 chunks along a line unless it is told otherwise; the others take one.
+    """
+    if transition not in TRANSITIONS:
+        raise InvalidRequest(
+            f"transition {_brief(transition)} is none of {', '.join(TRANSITIONS)}",
+            param="transition",
+        )
+    if curve not in (None, *CURVES):
+        raise InvalidRequest(
+            f"curve {_brief(curve)} is none of {', '.join(CURVES)}", param="transition.curve"
+        )
+    if transition != "blend":
+        if chunks not in (None, 1) or curve is not None:
+            raise InvalidRequest(
+                f"a {transition} has no chunks or curve; only a blend takes several chunks",
+                param="transition.chunks" if chunks not in (None, 1) else "transition.curve",
+            )
+        return str(transition), 1, "lerp"
+    number = DEFAULT_BLEND_CHUNKS if chunks is None else _check_count("chunks", chunks, 1)
+    if number > MAX_BLEND_CHUNKS:
+        raise InvalidRequest(
+            f"a blend over {number} chunks is longer than {MAX_BLEND_CHUNKS}",
+            param="transition.chunks",
+        )
+    return "blend", number, str(curve or "lerp")
 
 
 def _check_count(param: str, value: object, least: int) -> int:

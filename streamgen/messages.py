@@ -9,21 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from streamgen.record import ChunkRecord
 
 
 @dataclass(frozen=True, slots=True)
 class SetPrompt:
     """Show something else from the next chunk on.
 
-    `transition` is "cut", "reset", or None for the preset's. `event_id` names it in all answers;
-    one is made up when it is None.
+    `prompt` is a text, or a list of texts with weights. `transition` is "cut", "blend", "recache",
+    "reset", or None for the preset's; a blend takes `blend_chunks` along `blend_curve` ("lerp" or
+    "slerp"). `event_id` names it in all answers; one is made up when it is None.
     """
 
     prompt: object
     transition: str | None = None
+    blend_chunks: int | None = None
+    blend_curve: str | None = None
     event_id: str | None = None
 
 
@@ -31,8 +38,8 @@ class SetPrompt:
 class Update:
     """Change settings of a session; None leaves one as it is.
 
-    `paused` acts at once: the chunk in work is finished, no other is begun. `seed`, `steps` and
-    `reset` ("cache") act from the next chunk on.
+    `paused` acts at once: the chunk in work is finished, no other is begun. `seed`, `steps`, `fps`
+    and `reset` ("cache") act from the next chunk on.
     """
 
     paused: bool | None = None
@@ -41,6 +48,20 @@ class Update:
     fps: int | None = None
     reset: str | None = None
     event_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """Go on from the end of an earlier chunk, as if nothing had come after it.
+
+    Prompt, seed and steps are those of that chunk again; numbers on the wire go on.
+    """
+
+    to_chunk: int
+    event_id: str | None = None
+
+
+Control = SetPrompt | Update | Rewind
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +80,7 @@ def keep() -> None:
 class Chunk:
     """The frames made together, all under one prompt revision and seed.
 
-    `frames` is uint8 `[n, height, width, 3]` RGB, read-only; `latents` float32 `[n, C, h, w]`.
+    `frames` is uint8 `[n, height, width, 3]` RGB, read-only; `record` is what makes it again.
     Chunk and frame numbers and `pts_s` never go back, whatever is reset. `generation_s` counts from
     when the chunk could begin to when its frames were there. The three lists name the controls that
     begin with this chunk, are under way in it and are complete after it. `frames` may lie in memory
@@ -73,12 +94,18 @@ class Chunk:
     prompt_revision: int
     seed: int
     frames: npt.NDArray[np.uint8]
-    latents: npt.NDArray[np.float32]
+    record: ChunkRecord
     generation_s: float
     started_event_ids: tuple[str, ...] = ()
     active_event_ids: tuple[str, ...] = ()
     completed_event_ids: tuple[str, ...] = ()
+    overload: int = 0  # level of the ladder it was made under
     release: Callable[[], None] = keep
+
+    @property
+    def latents(self) -> npt.NDArray[np.float32]:
+        """Return the clean latents, float32 `[n, C, h, w]`."""
+        return self.record.latents
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +143,34 @@ class Failed:
     retryable: bool
 
 
-Event = Applied | Superseded | StateChanged | Failed
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The session waits for a place; `position` 0 is the next to get one."""
+
+    position: int
+    estimated_wait_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overloaded:
+    """The device cannot keep up, and this is what is traded for it; level 0 says it is over."""
+
+    level: int
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The engine's process was replaced; the session goes on from its record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A control that was accepted could not be done; what was before stays in effect."""
+
+    event_id: str
+    code: str
+    message: str
+
+
+Event = Applied | Superseded | Rejected | StateChanged | Queued | Overloaded | Restarted | Failed

@@ -6,29 +6,38 @@ was done. All of it lives on the engine's thread.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import math
+import secrets
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from kvcache import PageTable
 from streamgen import limits
-from streamgen.chunk_spec import ChunkSpec, KeptChunk, Prompt
-from streamgen.decoder import PRIME_LATENTS, DecoderStream
-from streamgen.errors import Unsupported
-from streamgen.messages import Receipt, SetPrompt, Superseded, Update
+from streamgen.chunk_spec import ChunkSpec
+from streamgen.decoder import DecoderStream
+from streamgen.errors import InvalidRequest
+from streamgen.history import History
+from streamgen.messages import Control, Receipt, Rewind, SetPrompt, Superseded, Update
 from streamgen.models.presets import Preset
+from streamgen.pending import Blend, NewPrompt, Pending
+from streamgen.planner import RecacheBudget
+from streamgen.record import ChunkRecord, LogEntry
+from streamgen.score import ScriptEntry
 from streamgen.session_config import SessionConfig
+from streamgen.text import TextMix
 
 if TYPE_CHECKING:
-    from streamgen.chunk_run import ChunkRun
+    from streamgen.work import Commit, Work
 
 LEAD_SLACK_FRAMES: Final = 2
 FIRST_CHUNK_TARGET_S: Final = 1.0
-TIMELINE_LENGTH: Final = 256
+SWITCH_TARGET_S: Final = 1.0  # from a prompt that makes K/V again to its first frame
 
 
 class SessionState(enum.Enum):
@@ -43,67 +52,55 @@ class SessionState(enum.Enum):
     FAILED = "failed"
 
 
-@dataclass(slots=True)
-class Pending:
-    """Accepted controls that no chunk has begun with; newest wins, field by field."""
-
-    prompt: Prompt | None = None
-    seed: tuple[int, str] | None = None
-    steps: tuple[int, str] | None = None
-    reset: str | None = None  # the event that asked for it
-    paused: str | None = None  # it acted at once, and is answered with the next chunk
-
-    def event_ids(self) -> Iterator[str]:
-        """Yield the events that still have a say, each once."""
-        ids = (
-            self.prompt and self.prompt.event_id,
-            self.seed and self.seed[1],
-            self.steps and self.steps[1],
-            self.reset,
-            self.paused,
-        )
-        yield from dict.fromkeys(i for i in ids if i)
-
-
 @dataclass(slots=True, eq=False)
 class Session:
-    """The state of one video. `table` is None while it is suspended."""
+    """The state of one video. `table` is None while it has no pages."""
 
     id: str
     config: SessionConfig
     preset: Preset
     opened_at: float
-    table: PageTable | None
-    stream: DecoderStream
-    phase: SessionState = SessionState.STARTING
+    history: History
+    max_rows: int = 16  # of one forward
+    table: PageTable | None = None
+    stream: DecoderStream = field(default_factory=DecoderStream)
+    phase: SessionState = SessionState.QUEUED
     paused: bool = False
     pending: Pending = field(default_factory=Pending)
-    kept: deque[KeptChunk] = field(default_factory=deque)
-    uncommitted: deque[KeptChunk] = field(default_factory=deque)  # kept, but not in the cache
+    script: deque[ScriptEntry] = field(default_factory=deque)
+    log: list[LogEntry] = field(default_factory=list)
     spec: ChunkSpec | None = None  # begun, not denoised; after a rollback it is begun again
-    run: ChunkRun | None = None  # the chunk in work
+    work: Work | None = None  # what is under way on the device
+    commit: Commit | None = None  # of the newest chunk, when its clean K/V are not in the cache yet
+    needs_rebuild: bool = False  # the pages hold nothing of the history
+    recached_for: int | None = None  # the chunk before which the window was made again
     num_failures: int = 0  # of the chunk in work
     ready_at: float | None = None  # since when the next chunk could be begun
-    timeline: deque[tuple[int, Prompt]] = field(
-        default_factory=lambda: deque(maxlen=TIMELINE_LENGTH)
-    )
-    prompt: Prompt = field(init=False)
+    text: TextMix = field(init=False)
+    blend: Blend | None = None
     seed: int = field(init=False)
     steps: int = field(init=False)
+    fps: int = field(init=False)
+    shown_revision: int = 0  # of the newest chunk's prompt
     revision: int = 0  # newest accepted
-    num_events: int = 0
+    epoch: int = 0
     num_chunks: int = 0  # begun, over the whole stream
     num_model_chunks: int = 0  # begun since the last reset
     num_generated: int = 0  # pixel frames denoised
+    pts_s: float = 0.0  # of the next frame
     num_played: int = 0
-    started_at: float = field(init=False)  # opened, or resumed
+    started_at: float = field(init=False)  # given its pages
     played_at: float | None = None
+    lineage: bytes = b""  # of its K/V, see `sharing`
+    made: dict[bytes, ChunkRecord] = field(default_factory=dict)  # chunks in the window, by lineage
+    waits_for: Work | None = None  # that makes what it would make
+    recaches: RecacheBudget = field(default_factory=RecacheBudget)
 
     def __post_init__(self) -> None:
         """Begin with what the configuration says."""
-        self.prompt = Prompt(self.config.prompt, 0)
-        self.seed = self.config.seed
-        self.steps = self.config.steps
+        self.text, self.seed = self.config.prompt, self.config.seed
+        self.steps, self.fps = self.config.steps, self.config.fps
+        self.script = deque(self.config.script)
         self.started_at = self.opened_at
 
     @property
@@ -111,6 +108,11 @@ class Session:
         """Return the state as a viewer should see it."""
         active = self.phase in (SessionState.STARTING, SessionState.RUNNING)
         return SessionState.PAUSED if active and self.paused else self.phase
+
+    @property
+    def is_batch(self) -> bool:
+        """Return whether it only fills idle time."""
+        return self.config.priority == "batch"
 
     # The clock.
 
@@ -126,8 +128,8 @@ class Session:
 
     @property
     def is_mid_chunk(self) -> bool:
-        """Return whether a pass of a begun chunk is due."""
-        return self.run is not None
+        """Return whether a pass of something begun is due, be it a commit alone."""
+        return self.work is not None or self.may_commit
 
     @property
     def may_begin(self) -> bool:
@@ -135,24 +137,79 @@ class Session:
 
         Cache contents that are missing are made whatever the lead: no frame comes of it.
         """
-        if self.table is None or self.run is not None:
+        if self.table is None or self.work is not None or self._waits:
             return False
-        if self.uncommitted:
-            return True
+        return self.needs_rebuild or self._wants_chunk
+
+    @property
+    def _waits(self) -> bool:
+        return self.waits_for is not None and self.waits_for.is_open
+
+    @property
+    def _wants_chunk(self) -> bool:
         ended = self.config.num_frames is not None and self.num_generated >= self.config.num_frames
         leads = self.lead_frames > self.chunk_pixels + LEAD_SLACK_FRAMES
         return not (self.paused or ended or leads)
 
+    @property
+    def may_commit(self) -> bool:
+        """Return whether a commit waits that no chunk rides with: it fills idle time."""
+        idle = self.table is not None and self.work is None and not self.may_begin
+        return idle and self.commit is not None and not self.commit.is_settled
+
+    @property
+    def _recaches(self) -> bool:
+        """Return whether the window is made again before the next chunk."""
+        if self.spec is not None:
+            return self.spec.is_recached and self.recached_for != self.spec.index
+        prompt = self.pending.prompt
+        return prompt is not None and prompt.transition == "recache"
+
+    @property
+    def sees_full_window(self) -> bool:
+        """Return whether the next chunk pushes old frames out of view, as a steady one does."""
+        window, table = self.config.window.window_frames, self.table
+        if window is None or table is None:
+            return False
+        return table.next_frame >= window
+
+    @property
+    def num_rows(self) -> int:
+        """Return the rows of its next forward."""
+        if self.work is not None:
+            return self.work.num_rows
+        if self.needs_rebuild:
+            return min(max(1, len(self.history.in_window())), self.max_rows)
+        if self._recaches:
+            return min(max(1, len(self.history.in_window())), self.max_rows)
+        rides = self.commit is not None and not self.commit.is_settled and not self.may_commit
+        return 2 if rides else 1
+
+    @property
+    def passes_left(self) -> int:
+        """Return the forwards until the frames of its chunk are denoised."""
+        if self.work is not None:
+            return self.work.passes_left
+        return 1 if self.may_commit else self.steps + self._recaches
+
     def deadline_s(self, now: float) -> float:
         """Return when playout runs dry; before anything was played, arrival plus the target.
 
-        A player that has frames but shows none stands still, and its buffer with it.
+        A player that has frames but shows none stands still, and its buffer with it. A commit alone
+        has no deadline; a prompt that makes K/V again should show soon after it came.
         """
+        if self.may_commit:
+            return math.inf
+        if self.is_batch:  # all of them at the same pace
+            return self.started_at + self.num_generated / self.fps
+        due = math.inf
+        if self.pending.prompt is not None and self.pending.prompt.transition == "recache":
+            due = self.pending.prompt.accepted_at + SWITCH_TARGET_S
         if self.played_at is None:
-            return self.started_at + FIRST_CHUNK_TARGET_S
-        frame_s = 1 / self.config.fps
+            return min(due, self.started_at + FIRST_CHUNK_TARGET_S)
+        frame_s = 1 / self.fps
         clock = max(self.played_at, now - frame_s) if self.lead_frames else self.played_at
-        return clock + self.lead_frames * frame_s
+        return min(due, clock + self.lead_frames * frame_s)
 
     def mark_played(self, frame_index: int, now: float) -> None:
         """Note that the frame was shown. Late and repeated reports change nothing."""
@@ -162,115 +219,83 @@ class Session:
 
     # Controls.
 
-    def set_prompt(self, control: SetPrompt) -> tuple[Receipt, list[Superseded]]:
-        """Accept a new prompt for the next chunk whose first pass has not started.
+    def accept(self, control: Control, now: float) -> tuple[Receipt, list[Superseded]]:
+        """Accept a control for the next chunk whose first pass has not started.
 
-        Raises InvalidPrompt or Unsupported and leaves everything as it was.
+        Raises InvalidRequest or NotFound and leaves everything as it was.
         """
-        transition = control.transition or self.preset.transition
+        before = self.pending.event_ids()
+        blend = None if self.blend is None or self.blend.is_done else self.blend
+        if blend is not None:
+            before.add(blend.event_id)
+        event_id = control.event_id or f"event-{secrets.token_hex(6)}"
+        control = dataclasses.replace(control, event_id=event_id)
+        if isinstance(control, SetPrompt):
+            self._accept_prompt(control, now)
+        elif isinstance(control, Rewind):
+            self._accept_rewind(control)
+        else:
+            self._accept_update(control)
+        left = self.pending.event_ids()
+        if blend is not None and not self._ends_blend:
+            left.add(blend.event_id)
+        return Receipt(event_id, self.revision), [Superseded(e) for e in sorted(before - left)]
+
+    @property
+    def _ends_blend(self) -> bool:
+        return self.pending.prompt is not None or self.pending.rewind is not None
+
+    def _accept_prompt(self, control: SetPrompt, now: float) -> None:
         text = limits.check_prompt(control.prompt)
-        if transition not in ("cut", "reset"):
-            raise Unsupported(
-                f"transition {transition!r} is not offered; use cut or reset", param="transition"
-            )
-        before = list(self.pending.event_ids())
-        event_id = self._event_id(control.event_id)
+        transition, num_chunks, curve = limits.check_transition(
+            control.transition or self.preset.transition, control.blend_chunks, control.blend_curve
+        )
         self.revision += 1
-        if self.pending.prompt and self.pending.reset == self.pending.prompt.event_id:
-            self.pending.reset = None  # it belonged to the prompt that is replaced
-        self.pending.prompt = Prompt(text, self.revision, event_id)
-        if transition == "reset":
-            self.pending.reset = event_id
-        return Receipt(event_id, self.revision), self._superseded(before)
+        self.pending.prompt = NewPrompt(control, text, transition, num_chunks, curve, now)
 
-    def update(self, control: Update) -> tuple[Receipt, list[Superseded]]:
-        """Accept new settings; the same errors as `set_prompt`, all checked before any is taken."""
-        seed = None if control.seed is None else limits.check_seed(control.seed)
-        steps = control.steps
-        if steps is not None:
-            steps = limits.check_steps(steps, self.preset.step_range, "steps")
+    def _accept_rewind(self, control: Rewind) -> None:
+        if not isinstance(control.to_chunk, int) or isinstance(control.to_chunk, bool):
+            raise InvalidRequest(
+                f"to_chunk {control.to_chunk!r} must be the number of a chunk", param="to_chunk"
+            )
+        if self.config.num_frames is not None:
+            raise InvalidRequest(
+                "a video of num_frames has an end and cannot be rewound; fork it, or leave "
+                "num_frames out",
+                param="to_chunk",
+            )
+        self.history.find(control.to_chunk)
+        self.revision += 1
+        self.pending = Pending(rewind=control)
+
+    def _accept_update(self, control: Update) -> None:
+        if control.seed is not None:
+            limits.check_seed(control.seed)
+        if control.steps is not None:
+            limits.check_steps(control.steps, self.preset.step_range, "steps")
         if control.fps is not None:
-            raise Unsupported("fps cannot be changed while the session runs", param="fps")
+            limits.check_fps(control.fps)
         if control.reset not in (None, "cache", "all"):
-            raise Unsupported(f"reset {control.reset!r} is not cache or all", param="reset")
-        before = list(self.pending.event_ids())
-        event_id = self._event_id(control.event_id)
+            raise InvalidRequest(f"reset {control.reset!r} is not cache or all", param="reset")
         if control.paused is not None:
-            self.paused, self.pending.paused = control.paused, event_id
-        if seed is not None:
-            self.pending.seed = (seed, event_id)
-        if steps is not None:
-            self.pending.steps = (steps, event_id)
-        if control.reset:
-            self.pending.reset = event_id
-        return Receipt(event_id, self.revision), self._superseded(before)
+            self.paused = control.paused
+        self.pending.put(control)
 
-    def _event_id(self, given: str | None) -> str:
-        self.num_events += 1
-        return given or f"{self.id}-{self.num_events}"
-
-    def _superseded(self, before: list[str]) -> list[Superseded]:
-        left = set(self.pending.event_ids())
-        return [Superseded(event_id) for event_id in before if event_id not in left]
-
-    # Chunks.
-
-    def next_spec(self) -> ChunkSpec:
-        """Return the next chunk, with all pending controls taken into it.
-
-        Until that chunk is denoised it stays the next one, and controls wait for the one after.
-        """
-        if self.spec is not None:
-            return self.spec
-        taken, self.pending = self.pending, Pending()
-        self.prompt = taken.prompt or self.prompt
-        self.seed = taken.seed[0] if taken.seed else self.seed
-        self.steps = taken.steps[0] if taken.steps else self.steps
-        is_reset = taken.reset is not None and self.num_model_chunks > 0
-        if is_reset:
-            self.num_model_chunks = 0
-        self.spec = self._lay_out(is_reset, tuple(taken.event_ids()))
-        if self.spec.index == 0 or taken.prompt:
-            self.timeline.append((self.spec.index, self.prompt))
-        self.num_chunks += 1
-        self.num_model_chunks += 1
-        return self.spec
-
-    def _lay_out(self, is_reset: bool, event_ids: tuple[str, ...]) -> ChunkSpec:
-        layout, draw = self.preset.chunks, self.num_model_chunks
-        num_frames = layout.first_pixel_frame(draw + 1) - layout.first_pixel_frame(draw)
-        wanted = self.config.num_frames
-        left = num_frames if wanted is None else wanted - self.num_generated
-        return ChunkSpec(
-            index=self.num_chunks,
-            first_frame_index=self.num_generated,
-            num_frames=min(num_frames, left),
-            draw=draw,
-            first_latent=layout.first_frame(draw),
-            num_latents=layout.num_frames(draw),
-            prompt=self.prompt,
-            seed=self.seed,
-            steps=self.steps,
-            is_reset=is_reset,
-            is_last=wanted is not None and left <= num_frames,
-            event_ids=event_ids,
-        )
-
-    def keep(self, spec: ChunkSpec, latents: Tensor) -> None:
-        """Count a denoised chunk's frames and keep its latents while the window can need them."""
+    def keep(
+        self, spec: ChunkSpec, latents: npt.NDArray[np.float32], lineage: bytes
+    ) -> ChunkRecord:
+        """Count a denoised chunk's frames and keep what makes it again."""
         assert self.spec is spec, (self.spec, spec)
+        record = spec.record(latents)
+        self.log.extend(LogEntry(spec.index, control) for control in spec.controls)
+        self.lineage, self.waits_for = lineage, None
+        self.made[lineage] = record
+        in_view = {id(chunk) for chunk in (*self.history.in_window(), record)}
+        self.made = {k: chunk for k, chunk in self.made.items() if id(chunk) in in_view}
         self.spec = None
+        if self.blend is not None and self.blend.is_done:
+            self.blend = None
         self.num_generated += spec.num_frames
-        chunk = KeptChunk(spec.first_latent, latents, spec.prompt)
-        self.uncommitted.append(chunk)
-        self.kept.append(chunk)
-        window = self.config.window
-        if window.window_frames is None:
-            return
-        oldest = spec.first_latent + spec.num_latents - max(window.window_frames, PRIME_LATENTS)
-        self.kept = deque(
-            chunk
-            for chunk in self.kept
-            if chunk.first_latent < window.sink_frames
-            or chunk.first_latent + len(chunk.latents) > oldest
-        )
+        self.pts_s += spec.num_frames / spec.fps
+        self.history.add(record)
+        return record

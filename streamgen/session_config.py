@@ -9,13 +9,15 @@ from streamgen import limits
 from streamgen.config import EngineConfig
 from streamgen.errors import InvalidRequest, Unsupported
 from streamgen.models.presets import Preset
+from streamgen.score import ScriptEntry, check_score
+from streamgen.text import TextMix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
     """Effective values of one session, all checked."""
 
-    prompt: str
+    prompt: TextMix
     seed: int
     width: int
     height: int
@@ -23,6 +25,8 @@ class SessionConfig:
     steps: int
     window: WindowConfig
     num_frames: int | None
+    priority: str = "live"
+    script: tuple[ScriptEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,8 @@ class SessionRequest:
     window: object = None
     sink: object = None
     num_frames: object = None
+    priority: object = None
+    score: object = None  # list of {at_s or at_chunk, prompt, transition, chunks, curve}
 
     def resolve(self, preset: Preset, engine: EngineConfig) -> SessionConfig:
         """Return the effective values for an engine whose options are resolved.
@@ -66,6 +72,8 @@ class SessionRequest:
             ),
             window=self._window(preset, engine, window, num_frames),
             num_frames=num_frames,
+            priority=limits.check_priority(self.priority),
+            script=check_score(self.score, preset.transition),
         )
 
     def _size(self, preset: Preset, served: tuple[int, int]) -> tuple[int, int]:
@@ -97,7 +105,9 @@ class SessionRequest:
                 f"holds; start the engine with --window {window}",
                 param="window",
             )
-        return checked_window(WindowConfig(window, sink), preset.chunks.chunk_frames)
+        return checked_window(
+            WindowConfig(window, sink, rotary=preset.rotary), preset.chunks.chunk_frames
+        )
 
 
 def checked_window(window: WindowConfig, chunk_frames: int) -> WindowConfig:
@@ -142,7 +152,9 @@ def _unlimited(preset: Preset, num_frames: int | None, held: int, sink: int) -> 
             f"cache holds {held} latent frames; give num_frames that fit, or a window",
             param="window",
         )
-    return checked_window(WindowConfig(None, sink, max_frames=needed), preset.chunks.chunk_frames)
+    return checked_window(
+        WindowConfig(None, sink, needed, preset.rotary), preset.chunks.chunk_frames
+    )
 
 
 def _latents_of(preset: Preset, pixel_frames: int) -> int:

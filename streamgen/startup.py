@@ -13,17 +13,21 @@ import torch
 
 from kvcache import WindowConfig
 from streamgen.config import EngineConfig
-from streamgen.decoder import StreamingDecoder, decode_s
-from streamgen.engine import Output, StreamEngine
+from streamgen.cost_table import CostTable
+from streamgen.decoder import StreamingDecoder, measure_decode
+from streamgen.engine import StreamEngine
 from streamgen.errors import ConfigError
+from streamgen.faults import Faults
 from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
+from streamgen.lives import Output
 from streamgen.model_runner import ModelRunner, RunnerConfig
 from streamgen.models.presets import Model, Preset, build, find_preset
 from streamgen.session_config import checked_window, held_frames
 
 logger: Final = logging.getLogger(__name__)
 
-MAX_ROWS: Final = 8
+MAX_SESSIONS_A_PASS: Final = 8
+MEASURED_ROWS: Final = (1, 2, 4, 8, 16)
 SPARE_TEXT_SLOTS: Final = 8  # beside the one that each session may have in work
 DECODER_THREADS: Final = 1  # a decode runs beside passes, which have the other cores
 # bf16 has to be clearly faster: at the same speed fp32 is the better picture.
@@ -61,8 +65,8 @@ def engine_window(config: EngineConfig, preset: Preset) -> WindowConfig:
     longest = max(preset.chunks.chunk_frames, preset.chunks.num_frames(0))
     held = held_frames(preset, config)
     if config.window == UNLIMITED:
-        return checked_window(WindowConfig(None, config.sink, held), longest)
-    return checked_window(WindowConfig(config.window, config.sink), longest)
+        return checked_window(WindowConfig(None, config.sink, held, preset.rotary), longest)
+    return checked_window(WindowConfig(config.window, config.sink, rotary=preset.rotary), longest)
 
 
 def start_engine(
@@ -90,13 +94,56 @@ def start_engine(
     runner = ModelRunner(
         model.dit, model.text_encoder, pass_dtype, runner_config(config, preset, device)
     )
-    seconds = runner.measure_s(engine_window(config, preset))
+    faults = Faults.parse(config.faults)
+    runner.faults = faults
+    costs, state_bytes = measure_costs(config, runner, model, decode_dtype)
     decoder = StreamingDecoder(
-        model.vae.to(device, decode_dtype), device, decode_dtype, num_threads=DECODER_THREADS
+        model.vae.to(device, decode_dtype),
+        device,
+        decode_dtype,
+        num_threads=DECODER_THREADS,
+        state_bytes=state_bytes,
+        faults=faults,
     )
-    logger.info("%s on %s: %.1f ms a pass", preset.name, device, 1000 * seconds)
     report("ready", 1.0)
-    return StreamEngine(config, preset, runner, decoder, output, clock=clock, on_decoded=on_decoded)
+    return StreamEngine(
+        config,
+        preset,
+        runner,
+        decoder,
+        costs,
+        output,
+        clock=clock,
+        on_decoded=on_decoded,
+        faults=faults,
+    )
+
+
+def measure_costs(
+    config: EngineConfig, runner: ModelRunner, model: Model, decode_dtype: torch.dtype
+) -> tuple[CostTable, int]:
+    """Return what passes of each size and a decode cost, and the bytes of a decoder's memory."""
+    window, device = engine_window(config, model.preset), runner.config.device
+    sizes = [n for n in MEASURED_ROWS if n <= runner.config.max_rows]
+    pass_s = runner.measure_s(window, sizes)
+    latents = torch.zeros(runner.config.chunk_frames, *runner.config.latent_shape, device=device)
+    seconds, state_bytes = measure_decode(
+        model.vae.to(device, decode_dtype), latents.to(decode_dtype)
+    )
+    held = window.window_frames or window.max_frames or runner.config.chunk_frames
+    refill = -(-held // runner.config.chunk_frames)
+    costs = CostTable(
+        pass_s,
+        decode_s=seconds,
+        recache_s=pass_s[min(pass_s, key=lambda n: abs(n - refill))],
+        decode_shares_device=device.type == "cuda",
+    )
+    logger.info(
+        "%s on %s: %s ms a pass, %.1f ms a decode",
+        model.preset.name, device,
+        ", ".join(f"{n} rows {1000 * s:.1f}" for n, s in pass_s.items()), 1000 * seconds,
+    )  # fmt: skip
+    return costs, state_bytes
 
 
 def runner_config(
@@ -105,12 +152,16 @@ def runner_config(
     """Return the sizes of a runner with room for `num_sessions`, by default all of them."""
     assert config.size is not None
     num_sessions = num_sessions or config.max_sessions
+    window = engine_window(config, preset)
+    chunk_frames = max(preset.chunks.chunk_frames, preset.chunks.num_frames(0))
+    held = window.window_frames or window.max_frames or chunk_frames
+    refill = -(-held // chunk_frames) + 1  # rows of a forward that makes a window's K/V again
     return RunnerConfig(
         latent_shape=preset.latent_shape(*config.size),
-        chunk_frames=max(preset.chunks.chunk_frames, preset.chunks.num_frames(0)),
-        num_frames=num_sessions * held_frames(preset, config),
-        max_rows=min(num_sessions, MAX_ROWS),
-        text_slots=num_sessions + SPARE_TEXT_SLOTS,
+        chunk_frames=chunk_frames,
+        num_frames=num_sessions * window.reserved_frames(chunk_frames, fused=True),
+        max_rows=max(2 * min(num_sessions, MAX_SESSIONS_A_PASS), refill),
+        text_slots=2 * num_sessions + refill + SPARE_TEXT_SLOTS,
         device=device,
         deterministic=config.deterministic,
         poison_freed=config.poison_freed_pages,
@@ -153,10 +204,10 @@ def _choose_dtypes(
 
     def pass_s(dtype: torch.dtype) -> float:
         dit = copy.deepcopy(model.dit)
-        return ModelRunner(dit, model.text_encoder, dtype, room_for_one).measure_s(window)
+        return ModelRunner(dit, model.text_encoder, dtype, room_for_one).measure_s(window)[1]
 
     def chunk_s(dtype: torch.dtype) -> float:
-        return decode_s(copy.deepcopy(model.vae).to(device, dtype), latents.to(dtype))
+        return measure_decode(copy.deepcopy(model.vae).to(device, dtype), latents.to(dtype))[0]
 
     return _choose_dtype(config, "passes", pass_s), _choose_dtype(config, "decodes", chunk_s)
 

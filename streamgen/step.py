@@ -112,6 +112,11 @@ class ChunkSteps:
         return self._pass_index == self.sampler.num_passes
 
     @property
+    def passes_left(self) -> int:
+        """Return how many denoise passes are still to come."""
+        return self.sampler.num_passes - self._pass_index
+
+    @property
     def current_pass(self) -> Pass:
         """Return the pass that `latents` are the input of."""
         if self.is_denoised:

@@ -17,6 +17,7 @@ from streamgen.decoder import DecoderStream
 from streamgen.engine import StreamEngine
 from streamgen.model_runner import ModelRunner, StepBatch
 from streamgen.models.causal_dit import DiTConfig
+from streamgen.text import Text
 
 STAGES: Final = ("text", "dit", "vae", "encode")
 PEAK_SIZE: Final = 2048
@@ -61,9 +62,9 @@ def watch_engine(engine: StreamEngine, watch: Stopwatch) -> None:
     run, acquire_text, submit = runner.run, runner.acquire_text, decoder.submit
     decoder_free_at = 0.0  # it has one thread, so its decodes follow each other
 
-    def timed_text(prompt: str) -> int:
+    def timed_text(text: Text) -> int:
         start = time.perf_counter()
-        slot = acquire_text(prompt)
+        slot = acquire_text(text)
         watch.add("text", _now(runner.config.device) - start)
         return slot
 

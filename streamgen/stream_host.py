@@ -5,19 +5,23 @@ Only the server imports this; the engine itself knows no transport and no wire m
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 from streamgen import messages
 from streamgen.engine_client import EngineClient
 from streamgen.engine_stream import EngineStream
 from streamgen.errors import StreamgenError, Unsupported
-from streamgen.limits import check_prompt
+from streamgen.replay_file import to_lines
 from streamgen.session_config import SessionRequest
-from transport import stream as played
-from transport.wire import Control, SessionInteraction
+from streamgen.snapshot import from_bytes, to_bytes
+from streamgen.text import Text, TextBlend
+from transport import stream as shown
+from transport.fields import Prompt, WeightedPrompt
+from transport.wire import Control, ScoreEntry, SessionInteraction, SessionRewind
 
 
 class EngineHost:
@@ -26,7 +30,7 @@ class EngineHost:
     def __init__(self, client: EngineClient) -> None:
         self._client = client
 
-    async def open(self, config: played.SessionConfig) -> played.Stream:
+    async def open(self, config: shown.SessionConfig) -> shown.Stream:
         """Admit a session; raise StreamError when it is refused."""
         preset = self._client.preset
         with _in_wire_terms():
@@ -35,7 +39,7 @@ class EngineHost:
                     f"model {config.model!r}: this server serves {preset.name}", param="model"
                 )
             request = SessionRequest(
-                prompt=config.prompt,
+                prompt=_engine_prompt(config.prompt),
                 seed=config.seed,
                 width=config.width,
                 height=config.height,
@@ -44,15 +48,27 @@ class EngineHost:
                 window=config.window,
                 sink=config.sink,
                 num_frames=config.num_frames,
+                priority=config.priority,
+                score=[_engine_entry(entry) for entry in config.score] or None,
             )
-            return HostedStream(await self._client.open(request), self._client)
+            stream = await self._client.open(request)
+        return HostedStream(stream, self._client, run_unwatched=config.run_unwatched)
 
-    def stats(self) -> played.HostStats:
+    async def restore(self, blob: bytes) -> shown.Stream:
+        """Go on from a snapshot; raise StreamError when it is refused."""
+        client = self._client
+        with _in_wire_terms():
+            # It may be large, and whoever watches another session should not wait for it.
+            record = await asyncio.to_thread(from_bytes, blob, client.preset, client.config)
+            stream = await client.restore(record)
+        return HostedStream(stream, client, run_unwatched=False)
+
+    def stats(self) -> shown.HostStats:
         """Return the latest figures without waiting."""
         stats, preset, config = self._client.stats(), self._client.preset, self._client.config
         assert config.size is not None
         assert config.fps is not None
-        model = played.ModelInfo(
+        model = shown.ModelInfo(
             id=preset.name,
             width=config.size[0],
             height=config.size[1],
@@ -60,7 +76,7 @@ class EngineHost:
             chunk_frames=preset.chunks.chunk_frames * preset.chunks.temporal_factor,
             suggestions=preset.suggestions,
         )
-        return played.HostStats(
+        return shown.HostStats(
             alive=stats.alive,
             ready=stats.ready,
             stage=stats.stage,
@@ -68,39 +84,52 @@ class EngineHost:
             sessions_free=stats.sessions_free,
             pages_free=stats.pages_free,
             models=(model,),
+            busy_s=stats.busy_s,
+            queue_length=stats.queue_length,
+            overload=stats.overload,
+            restarts=stats.restarts,
         )
 
 
 class HostedStream:
     """A `Stream` over an engine's stream."""
 
-    def __init__(self, stream: EngineStream, client: EngineClient) -> None:
-        self._stream = stream
-        config, preset = stream.config, client.preset
+    def __init__(self, stream: EngineStream, client: EngineClient, *, run_unwatched: bool) -> None:
         self.id = stream.id
-        self.config = played.StreamConfig(
-            prompt=config.prompt,
+        self._stream = stream
+        self._client = client
+        self._run_unwatched = run_unwatched
+
+    @property
+    def config(self) -> shown.StreamConfig:
+        """Return what is in effect once all that was accepted has begun to act."""
+        config, preset = self._stream.config, self._client.preset
+        settings = self._stream.ledger.settings()
+        return shown.StreamConfig(
+            prompt=_wire_prompt(settings.text),
             model=preset.name,
             width=config.width,
             height=config.height,
-            fps=config.fps,
-            seed=config.seed,
-            num_inference_steps=config.steps,
+            fps=settings.fps,
+            seed=settings.seed,
+            num_inference_steps=settings.steps,
             chunk_frames=preset.chunks.chunk_frames * preset.chunks.temporal_factor,
             window=config.window.window_frames,
             sink=config.window.sink_frames,
             num_frames=config.num_frames,
+            priority=config.priority,
+            run_unwatched=self._run_unwatched,
         )
 
     @property
-    def state(self) -> played.State:
+    def state(self) -> shown.State:
         """Return the session's state."""
-        return cast(played.State, self._stream.state)
+        return cast(shown.State, self._stream.state)
 
-    async def chunks(self) -> AsyncIterator[played.Chunk]:
+    async def chunks(self) -> AsyncIterator[shown.Chunk]:
         """Yield the chunks until the session ends."""
         async for chunk in self._stream.chunks():
-            yield played.Chunk(
+            yield shown.Chunk(
                 index=chunk.index,
                 first_frame_index=chunk.first_frame_index,
                 pts_s=chunk.pts_s,
@@ -113,29 +142,51 @@ class HostedStream:
                 started_event_ids=chunk.started_event_ids,
                 active_event_ids=chunk.active_event_ids,
                 completed_event_ids=chunk.completed_event_ids,
+                prompt=_wire_prompt(chunk.record.text),
             )
 
-    async def events(self) -> AsyncIterator[played.Event]:
+    async def events(self) -> AsyncIterator[shown.Event]:
         """Yield what happens to the session; that a control applies is told by its chunk."""
         async for event in self._stream.events():
             match event:
                 case messages.StateChanged(state, reason):
-                    yield played.StateChanged(cast(played.State, state), reason)
+                    yield shown.StateChanged(cast(shown.State, state), reason)
                 case messages.Superseded(event_id):
-                    yield played.Superseded(event_id)
+                    yield shown.Superseded(event_id)
+                case messages.Rejected(event_id, code, message):
+                    yield shown.Rejected(event_id, cast(shown.ErrorCode, code), message)
+                case messages.Queued(position, estimated_wait_s):
+                    yield shown.Queued(position, estimated_wait_s)
+                case messages.Overloaded(level, action):
+                    yield shown.Overloaded(level, action)
+                case messages.Restarted():
+                    yield shown.Restarted()
                 case messages.Failed(code, message, retryable):
-                    yield played.Failed(cast(played.ErrorCode, code), message, retryable)
+                    yield shown.Failed(cast(shown.ErrorCode, code), message, retryable)
 
-    async def control(self, message: Control) -> played.Receipt:
+    async def control(self, message: Control) -> shown.Receipt:
         """Hand in a control; raise StreamError when it is refused."""
         with _in_wire_terms():
             receipt = await self._stream.control(_engine_control(message))
-        self.config = _updated(self.config, message)
-        return played.Receipt(receipt.event_id, receipt.prompt_revision)
+        return shown.Receipt(receipt.event_id, receipt.prompt_revision)
 
     def played(self, frame_index: int) -> None:
         """Report that a frame was shown."""
         self._stream.played(frame_index)
+
+    async def fork(self, at_chunk: int | None) -> shown.Stream:
+        """Begin a second stream here or at an earlier chunk; raise StreamError when refused."""
+        with _in_wire_terms(to_chunk="at_chunk"):
+            stream = await self._stream.fork(at_chunk)
+        return HostedStream(stream, self._client, run_unwatched=self._run_unwatched)
+
+    async def snapshot(self) -> bytes:
+        """Return the stream as a file."""
+        return await asyncio.to_thread(to_bytes, self._stream.record(), self._client.preset.name)
+
+    async def replay(self) -> bytes:
+        """Return what was done to the stream, as lines of JSON."""
+        return await asyncio.to_thread(to_lines, self._stream.record(), self._client.preset.name)
 
     async def suspend(self) -> None:
         """Free the session's pages."""
@@ -153,45 +204,58 @@ class HostedStream:
             await self._stream.close()
 
 
-def _updated(config: played.StreamConfig, message: Control) -> played.StreamConfig:
-    """Return the settings in effect once an accepted control applies."""
+def _engine_control(message: Control) -> messages.Control:
+    if isinstance(message, SessionRewind):
+        return messages.Rewind(message.to_chunk, message.event_id)
     if isinstance(message, SessionInteraction):
-        return dataclasses.replace(config, prompt=message.prompt)
-    seed = config.seed if message.seed is None else message.seed
-    steps = config.num_inference_steps if message.steps is None else message.steps
-    return dataclasses.replace(config, seed=seed, num_inference_steps=steps)
+        transition = message.transition
+        return messages.SetPrompt(
+            _engine_prompt(message.prompt),
+            transition.mode,
+            transition.chunks,
+            transition.curve,
+            message.event_id,
+        )
+    return messages.Update(
+        paused=message.paused,
+        seed=message.seed,
+        steps=message.steps,
+        fps=message.fps,
+        reset=message.reset,
+        event_id=message.event_id,
+    )
 
 
-def _engine_control(message: Control) -> messages.SetPrompt | messages.Update:
-    if not isinstance(message, SessionInteraction):
-        return messages.Update(
-            paused=message.paused,
-            seed=message.seed,
-            steps=message.steps,
-            fps=message.fps,
-            reset=message.reset,
-            event_id=message.event_id,
-        )
-    transition = message.transition
-    if transition.curve is not None or transition.chunks not in (None, 1):
-        check_prompt(message.prompt)  # what is wrong in itself is said first
-        raise Unsupported(
-            "a transition over several chunks or along a curve is not offered; use cut or reset",
-            param="transition",
-        )
-    return messages.SetPrompt(message.prompt, transition.mode, message.event_id)
+def _engine_prompt(prompt: Prompt) -> object:
+    return prompt if isinstance(prompt, str) else [dataclasses.asdict(part) for part in prompt]
+
+
+def _engine_entry(entry: ScoreEntry) -> dict[str, Any]:
+    fields: dict[str, Any] = {"at_s": entry.at_s, "prompt": _engine_prompt(entry.prompt)}
+    if entry.transition is not None:
+        transition = entry.transition
+        fields["transition"] = transition.mode
+        fields |= {"chunks": transition.chunks, "curve": transition.curve}
+    return fields
+
+
+def _wire_prompt(text: Text) -> Prompt:
+    mix = text.end if isinstance(text, TextBlend) else text
+    if len(mix.parts) == 1:
+        return mix.parts[0][0]
+    return tuple(WeightedPrompt(part, weight) for part, weight in mix.parts)
 
 
 @contextmanager
-def _in_wire_terms() -> Iterator[None]:
-    """Turn the engine's errors into the transport's; the codes are the same."""
+def _in_wire_terms(**params: str) -> Iterator[None]:
+    """Turn the engine's errors into the transport's, some fields under other names."""
     try:
         yield
     except StreamgenError as error:
-        raise played.StreamError(
-            cast(played.ErrorCode, error.code),
+        raise shown.StreamError(
+            cast(shown.ErrorCode, error.code),
             error.message,
             retryable=error.retryable,
-            param=error.param,
+            param=params.get(error.param or "", error.param),
             retry_after_s=error.retry_after_s,
         ) from error

@@ -26,11 +26,17 @@ class DenseDiT:
     eps: float = 1e-6
 
     def flow(
-        self, latents: Tensor, t: Tensor, prompt: Tensor, visible: Tensor, first_frame: int = 0
+        self,
+        latents: Tensor,
+        t: Tensor,
+        prompt: Tensor,
+        visible: Tensor,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """Return the flow of `latents` [frames, C, h, w] at timesteps `t` [frames].
 
-        Frame i attends to the frames j with `visible[i, j]`; `prompt` is [text_len, text_dim].
+        Frame i attends to the frames j with `visible[i, j]`; `prompt` is [text_len, text_dim], or
+        one a frame. To frame i, frame j lies at `positions[i, j]`, by default its number.
         """
         frames, channels, height, width = latents.shape
         p, grid = self.patch, (height // self.patch, width // self.patch)
@@ -38,10 +44,12 @@ class DenseDiT:
         patches = patches.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * p * p)
         x = patches @ self._weight("patch_embedding").flatten(1).T + self._bias("patch_embedding")
         tokens = grid[0] * grid[1]
-        angles = self._angles(frames, grid, first_frame)
-        mask = visible.repeat_interleave(tokens, 0).repeat_interleave(tokens, 1)
+        if positions is None:
+            positions = torch.arange(frames).expand(frames, -1)
+        angles = self._angles(positions, grid)
+        mask = visible.repeat_interleave(tokens, 1)
         time, table = self._time(t)
-        text = self._mlp("text_embedding", prompt.double())
+        text = self._mlp("text_embedding", prompt.double()).expand(frames, -1, -1)
         num_layers = 1 + max(int(k.split(".")[1]) for k in self.weights if k.startswith("blocks."))
         for layer in range(num_layers):
             x = self._block(f"blocks.{layer}", x, table, text, angles, mask, tokens)
@@ -78,32 +86,31 @@ class DenseDiT:
         q = self._heads(self._rms(f"{name}.norm_q", self._linear(f"{name}.q", x)))
         k = self._heads(self._rms(f"{name}.norm_k", self._linear(f"{name}.k", context)))
         v = self._heads(self._linear(f"{name}.v", context))
-        if angles is not None:
-            turn = torch.polar(torch.ones_like(angles), angles)
-            q, k = (
-                torch.view_as_real(torch.view_as_complex(z.unflatten(-1, (-1, 2))) * turn).flatten(
-                    2
-                )
-                for z in (q, k)
-            )
-        scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+        if angles is None:
+            q = q.unflatten(1, (len(context), -1)).transpose(0, 1)
+        else:  # [frames, keys, lanes]: to each frame, the keys lie elsewhere
+            frames = torch.arange(len(angles))
+            own = angles.unflatten(1, (len(angles), -1))[frames, frames]
+            q = _turned(q.unflatten(1, (len(angles), -1)).transpose(0, 1), own[:, None])
+            k = _turned(k[None], angles[:, None])
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # [frames, heads, tokens, keys]
         if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        return self._linear(f"{name}.o", (scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+            scores = scores.masked_fill(~mask[:, None, None], -torch.inf)
+        seen = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2).flatten(0, 1)
+        return self._linear(f"{name}.o", seen)
 
-    def _angles(self, frames: int, grid: tuple[int, int], first_frame: int) -> Tensor:
+    def _angles(self, positions: Tensor, grid: tuple[int, int]) -> Tensor:
         lanes = self.weights["patch_embedding.bias"].numel() // self.num_heads // 2
         third = lanes // 3
-        positions = torch.cartesian_prod(
-            torch.arange(first_frame, first_frame + frames),
-            torch.arange(grid[0]),
-            torch.arange(grid[1]),
-        ).double()
-        axes = [
-            positions[:, axis, None] / 10_000 ** (torch.arange(n).double() / n)
-            for axis, n in enumerate((lanes - 2 * third, third, third))
+        rows = torch.arange(grid[0])[:, None].expand(grid)
+        columns = torch.arange(grid[1]).expand(grid)
+        shape = (*positions.shape, *grid)
+        axes = (positions[..., None, None].expand(shape), rows.expand(shape), columns.expand(shape))
+        angles = [
+            axis[..., None].double() / 10_000 ** (torch.arange(n).double() / n)
+            for axis, n in zip(axes, (lanes - 2 * third, third, third), strict=True)
         ]
-        return torch.cat(axes, dim=1)  # [tokens, lanes]
+        return torch.cat(angles, dim=-1).flatten(1, 3)  # [frames, keys, lanes]
 
     def _time(self, t: Tensor) -> tuple[Tensor, Tensor]:
         half = self.freq_dim // 2
@@ -125,7 +132,7 @@ class DenseDiT:
         return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self._weight(name)
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # [heads, tokens, head_dim]
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)  # [.., heads, n, head_dim]
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return x @ self._weight(name).T + self._bias(name)
@@ -138,6 +145,12 @@ class DenseDiT:
 
     def _get(self, name: str) -> Tensor:
         return self.weights[name].double()
+
+
+def _turned(x: Tensor, angles: Tensor) -> Tensor:
+    turn = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turn
+    return torch.view_as_real(pairs).flatten(-2)
 
 
 @dataclass(frozen=True)

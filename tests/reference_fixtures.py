@@ -18,6 +18,7 @@ from torch import Tensor
 from streamgen.models.causal_dit import CausalDiT, DiTConfig
 from streamgen.sampler import FlowSchedule
 from tests.oracle import DenseDiT, DenseStream, random_weights
+from tests.switch_oracle import DenseSwitches
 
 REPOSITORY = Path(__file__).parents[1]
 GOLDEN = (REPOSITORY.parent / "shared" / "golden", REPOSITORY / "tests" / "golden")
@@ -71,7 +72,12 @@ TEXT_LEN, TEXT_DIM, FREQ_DIM, CHANNELS = 7, 9, 64, 4
 
 @dataclass(frozen=True, kw_only=True)
 class StreamShape:
-    """Sizes of a stream fixture; with `runs`, (window, sink) by name, it is of kind sf_local."""
+    """Sizes of a stream fixture.
+
+    With `runs`, (window, sink) by name, it is of kind sf_local, or longlive_local if `relative`.
+    With `scenarios`, (switch frames, keep the sink, relative) by name, it is of kind
+    longlive_switch, all of window and sink `window`.
+    """
 
     chunk: int = 3
     chunks: int = 4
@@ -82,6 +88,18 @@ class StreamShape:
     shift: float = 5.0
     steps: tuple[int, ...] = (1000, 500)
     runs: dict[str, tuple[int, int]] | None = None
+    relative: bool = False
+    scenarios: dict[str, tuple[tuple[int, ...], bool, bool]] | None = None
+    window: tuple[int, int] = (9, 3)
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of fixture."""
+        if self.scenarios is not None:
+            return "longlive_switch"
+        if self.runs is None:
+            return "sf_tiny"
+        return "longlive_local" if self.relative else "sf_local"
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -104,12 +122,12 @@ class StreamShape:
 
 
 def stream_fixture(directory: Path, shape: StreamShape) -> Path:
-    """Write a fixture of kind sf_tiny or sf_local, computed by the dense reference."""
+    """Write a stream fixture, computed by the dense references."""
     sizes = {k: v for k, v in shape.hyperparameters.items() if k != "patch_size"}
     state = CausalDiT(DiTConfig(**sizes)).state_dict()
     weights = random_weights({n: tuple(t.shape) for n, t in state.items()}, seed=3)
     description: dict[str, Any] = {
-        "fixture": "sf_tiny" if shape.runs is None else "sf_local",
+        "fixture": shape.kind,
         "model": {"hyperparameters": shape.hyperparameters},
         "frames_per_chunk": shape.chunk,
         "schedule": {
@@ -124,6 +142,16 @@ def stream_fixture(directory: Path, shape: StreamShape) -> Path:
         description["runs"] = {
             name: {"local_attn_size": window, "sink_size": sink}
             for name, (window, sink) in shape.runs.items()
+        }
+    if shape.scenarios is not None:
+        description |= {"local_attn_size": shape.window[0], "sink_size": shape.window[1]}
+        description["scenarios"] = {
+            name: {
+                "switch_frame_indices": frames,
+                "keep_sink_on_switch": keep,
+                "relative_rotary": relative,
+            }
+            for name, (frames, keep, relative) in shape.scenarios.items()
         }
     return write_fixture(directory, description, stream_tensors(shape, weights), weights)
 
@@ -147,6 +175,21 @@ def stream_tensors(shape: StreamShape, weights: dict[str, Tensor]) -> dict[str, 
     }
     model = DenseDiT(weights, shape.heads, FREQ_DIM)
     inputs = (model, prompt, noise, renoise, shape.chunk, timesteps, sigmas)
+    given = (noise, renoise, shape.chunk, timesteps, sigmas)
+    if shape.scenarios is not None:
+        prompts = [prompt, *torch.randn(2, *prompt.shape, generator=generator)]
+        del tensors["prompt_embeds"]
+        tensors |= {f"prompt{i}": embeds[None] for i, embeds in enumerate(prompts)}
+        for name, (frames, keep, relative) in shape.scenarios.items():
+            policy = {"relative": relative, "rebuild_sink": not keep}
+            stream = DenseSwitches(model, prompts, frames, *given, *shape.window, **policy)
+            tensors[f"{name}.output"] = stream.run()[None]
+        return tensors
+    if shape.relative and shape.runs is not None:
+        for name, window in shape.runs.items():
+            stream = DenseSwitches(model, [prompt], (), *given, *window, relative=True)
+            tensors[f"relative.{name}.output"] = stream.run()[None]
+        return tensors
     if shape.runs is None:
         latents, flows = DenseStream(*inputs).run()
         commits = flows[:, -1].flatten(0, 1)[None]

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from transport import replies
+from transport.attendance import Attendance
 from transport.encoder import Encoder, Frame
 from transport.fanout import Fanout, Viewer
+from transport.herald import Herald
 from transport.options import TransportOptions
 from transport.player import Player
 from transport.replies import CloseCode, close_code
-from transport.stream import (
-    Failed,
-    Receipt,
-    Rejected,
-    StateChanged,
-    Stream,
-    StreamError,
-    Superseded,
-)
+from transport.stream import Receipt, Stream, StreamError
 from transport.timeline import Timeline
-from transport.wire import Control, SessionInteraction, with_event_id
+from transport.wire import Control, SessionInteraction, SessionRewind, with_event_id
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +36,15 @@ class Outcome:
     error: StreamError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a session is watched unless a viewer says otherwise, and whether it has to be."""
+
+    format: str = "jpeg"
+    acks: bool = False
+    run_unwatched: bool = False
+
+
 class Broadcast:
     """The playing of one stream, from its start to its end.
 
@@ -55,24 +57,20 @@ class Broadcast:
         stream: Stream,
         encoder: Encoder,
         options: TransportOptions,
-        *,
-        format: str = "jpeg",
-        acks: bool = False,
+        manner: Manner,
+        timeline: Timeline,
     ) -> None:
         self.stream = stream
-        self.format = format
-        self.acks = acks
+        self.manner = manner
         self.resume_token = secrets.token_urlsafe(24)
         self.viewer_token = secrets.token_urlsafe(24)
         self.viewers = Fanout()
-        self.timeline = Timeline(stream.config.prompt)
-        self.player = Player(stream, encoder, self._formats, self._show)
+        self.timeline = timeline
+        self.player = Player(stream, encoder, self._formats, self._show, self._throw_away)
+        self.herald = Herald(stream, self.viewers, self.player, timeline, self._settle_clock)
         self._options = options
         self._last_frame: Frame | None = None
-        self._suspended = False
-        self._paused = False
-        self._changing = asyncio.Lock()  # held while the stream is suspended or resumed
-        self._absence: asyncio.Task[None] | None = None  # runs while nobody watches
+        self._attendance = Attendance(stream, options, self._spawn, needed=not manner.run_unwatched)
         self._tasks: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
@@ -89,8 +87,9 @@ class Broadcast:
     async def run(self) -> None:
         """Play the stream until it ends or `conclude` is called, then close it."""
         if not self.viewers:  # who made the session over a socket watches already
-            self._begin_absence(self._options.attach_timeout_s)
-        listening = self._spawn(self._listen())
+            self._attendance.begin_absence(self._options.attach_timeout_s)
+        self._settle_clock()
+        listening = self._spawn(self.herald.listen())
         self._spawn(self.player.receive())
         self._spawn(self._play_out(listening))
         self._spawn(self._report())
@@ -115,118 +114,61 @@ class Broadcast:
 
         Raises StreamError when the session has ended or there is no room to go on.
         """
-        async with self._changing:
+
+        def enter() -> None:
             if self.ended:
                 raise StreamError("not_found", "the session has ended")
-            self._end_absence()
-            try:
-                if self._suspended:
-                    await self.stream.resume()
-                    self._suspended = False
-                self._welcome(viewer, owner)
-            finally:
-                if not self.viewers:  # refused, or the viewer left while it waited
-                    self._begin_absence(0.0)
+            tokens = (self.resume_token, self.viewer_token) if owner else (None, None)
+            self.herald.welcome(viewer, *tokens)
+            if self._last_frame:
+                viewer.offer(self._last_frame)
+            self.viewers.add(viewer)
+            self._settle_clock()
+
+        def leave() -> None:
+            if not self.viewers and not self.ended:  # refused, or the viewer left while it waited
+                self._attendance.begin_absence()
+
+        await self._attendance.wake(enter, leave)
 
     def detach(self, viewer: Viewer) -> None:
         """Let a viewer go. After the last one the stream is suspended."""
         self.viewers.discard(viewer)
         if not self.viewers and not self.ended:
             self._settle_clock()
-            self._begin_absence(0.0)
+            self._attendance.begin_absence()
 
     async def control(self, message: Control) -> Receipt:
         """Hand a control to the stream; raise StreamError when it is refused."""
         event_id = message.event_id or f"evt_{secrets.token_hex(8)}"
         self.timeline.sent(event_id, time.monotonic())
+        if isinstance(message, SessionRewind):
+            self.player.rewinds.asked(event_id, message.to_chunk)
         try:
             receipt = await self.stream.control(with_event_id(message, event_id))
         except BaseException:
             self.timeline.dropped(event_id)
+            self.player.rewinds.dropped(event_id)
             raise
         if isinstance(message, SessionInteraction):
             self.timeline.accepted(receipt.prompt_revision, message.prompt)
+        elif isinstance(message, SessionRewind):
+            self.player.rewound(event_id)
         return receipt
 
-    def stats(self, viewer: Viewer | None = None) -> replies.SessionStats:
-        """Return the figures of the session, with one viewer's skipped frames or everybody's."""
-        tally, pacer = self.player.tally, self.player.pacer
-        config = self.stream.config
-        viewers = [viewer] if viewer else list(self.viewers)
-        return replies.SessionStats(
-            fps=round(tally.fps(time.monotonic()), 2),
-            lead_ms=round(pacer.lead_s * 1000, 1),
-            underruns=pacer.num_underruns,
-            dropped=sum(one.num_dropped for one in viewers),
-            level={"num_inference_steps": config.num_inference_steps, "window": config.window},
-            chunk_ms_p50=_milliseconds(tally.chunk_s(0.5)),
-            chunk_ms_p95=_milliseconds(tally.chunk_s(0.95)),
-            control_to_frame_ms=_milliseconds(self.timeline.control_to_frame_s),
-        )
-
-    def _welcome(self, viewer: Viewer, owner: bool) -> None:
-        viewer.put(
-            replies.VideoStart(
-                request_id=viewer.request_id,
-                session_id=self.id,
-                format=viewer.format,
-                config=dataclasses.asdict(self.stream.config),
-                resume_token=self.resume_token if owner else None,
-                viewer_token=self.viewer_token if owner else None,
-            )
-        )
-        viewer.put(replies.SessionState(self.stream.state))
-        if self._last_frame:
-            viewer.offer(self._last_frame)
-        self.viewers.add(viewer)
-        self._settle_clock()
-
     def _formats(self) -> frozenset[str]:
-        return self.viewers.formats() or frozenset({self.format})
+        return self.viewers.formats() or frozenset({self.manner.format})
 
     def _show(self, frame: Frame) -> None:
-        now = time.monotonic()
         first = self._last_frame is None or self._last_frame.chunk.index != frame.chunk.index
         self._last_frame = frame
         self.viewers.publish(frame)
         if first:
-            self._show_chunk(frame, now)
+            self.herald.shown(frame)
 
-    def _show_chunk(self, frame: Frame, now: float) -> None:
-        """Say which controls the chunk that this frame begins has obeyed."""
-        chunk = frame.chunk
-        self.player.tally.num_chunks += 1
-        self.timeline.playing(chunk.prompt_revision, chunk.index)
-        for event_id in chunk.started_event_ids:
-            self.timeline.applied(event_id, now)
-            self.viewers.broadcast(
-                replies.InteractionApplied(
-                    event_id=event_id,
-                    prompt_revision=chunk.prompt_revision,
-                    chunk_index=chunk.index,
-                    frame_index=frame.index,
-                    pts_ms=round(frame.pts_s * 1000, 3),
-                )
-            )
-
-    async def _listen(self) -> None:
-        async for event in self.stream.events():
-            match event:
-                case StateChanged("closed", "done"):
-                    pass  # all is made; `session.done` is told when all has been played
-                case StateChanged(state, reason):
-                    self._paused = state == "paused"
-                    self._settle_clock()
-                    self.viewers.broadcast(replies.SessionState(state, reason))
-                case Superseded(event_id):
-                    self.timeline.dropped(event_id)
-                    self.viewers.broadcast(replies.InteractionSuperseded(event_id))
-                case Rejected(event_id, code, message):
-                    self.timeline.dropped(event_id)
-                    rejected = replies.InteractionRejected(event_id, code, message)
-                    self.viewers.broadcast(rejected)
-                case Failed(code, message, retryable):
-                    raise StreamError(code, message, retryable=retryable)
+    def _throw_away(self, frame: Frame) -> None:
+        if frame.index == frame.chunk.first_frame_index:
+            self.herald.never_shown(frame.chunk)
 
     async def _play_out(self, listening: asyncio.Task[None]) -> None:
         await self.player.play()
@@ -239,33 +181,15 @@ class Broadcast:
         while True:
             await asyncio.sleep(REPORT_INTERVAL_S)
             for viewer in self.viewers:
-                viewer.put(self.stats(viewer))
+                viewer.put(self.herald.stats(viewer))
 
     async def _limit(self, longest_s: float) -> None:
         await asyncio.sleep(longest_s)
         raise StreamError("timeout_max_duration", f"a session lasts at most {longest_s:g} s")
 
-    def _begin_absence(self, grace_s: float) -> None:
-        self._end_absence()
-        self._absence = self._spawn(self._wait_for_viewers(grace_s))
-
-    def _end_absence(self) -> None:
-        if self._absence:
-            self._absence.cancel()
-            self._absence = None
-
-    async def _wait_for_viewers(self, grace_s: float) -> None:
-        """Suspend the stream after the grace, and end it after the idle time-out."""
-        await asyncio.sleep(grace_s)
-        async with self._changing:
-            self._suspended = True
-            await self.stream.suspend()
-        if self._options.idle_timeout_s is not None:
-            await asyncio.sleep(self._options.idle_timeout_s)
-            raise StreamError("timeout_idle", "nobody watched the session")
-
     def _settle_clock(self) -> None:
-        if self._paused or not self.viewers:
+        watched = self.viewers or self.manner.run_unwatched
+        if self.herald.paused or not watched:
             self.player.pause()
         else:
             self.player.resume()
@@ -296,5 +220,8 @@ class Broadcast:
         self.conclude(Outcome(stopped=True, error=error))
 
 
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)
+def forked(
+    child: Broadcast, urls: Mapping[str, str], event_id: str | None
+) -> replies.SessionForked:
+    """Return the answer to who asked for a fork."""
+    return replies.SessionForked(child.id, child.viewer_token, child.resume_token, urls, event_id)

@@ -13,6 +13,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from transport.fields import Prompt
 from transport.stream import Chunk, StreamError
 
 PICTURE_FORMATS: Final = ("jpeg", "raw")
@@ -32,6 +33,7 @@ class ChunkHeader:
     started_event_ids: tuple[str, ...]
     active_event_ids: tuple[str, ...]
     completed_event_ids: tuple[str, ...]
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +99,5 @@ def chunk_header(chunk: Chunk) -> ChunkHeader:
         tuple(chunk.started_event_ids),
         tuple(chunk.active_event_ids),
         tuple(chunk.completed_event_ids),
+        chunk.prompt,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from transport.encoder import Frame
-from transport.fields import ProtocolError
+from transport.fields import Prompt, ProtocolError
 from transport.replies import ChunkMetadata, CloseCode, ServerMessage
 from transport.wire import SessionAck
 
@@ -41,6 +41,7 @@ class Viewer:
         self._last_sent = -1
         self._chunk_index: int | None = None
         self._num_chunks = 0
+        self._prompt: Prompt | None = None  # that was announced last
         self._finish: Finish | None = None
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
@@ -131,8 +132,10 @@ class Viewer:
                 started_event_ids=chunk.started_event_ids,
                 active_event_ids=chunk.active_event_ids,
                 completed_event_ids=chunk.completed_event_ids,
+                prompt=None if chunk.prompt == self._prompt else chunk.prompt,
             )
         )
+        self._prompt = chunk.prompt
         self._chunk_index = chunk.index
         self._num_chunks += 1
 

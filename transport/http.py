@@ -16,19 +16,16 @@ from starlette.websockets import WebSocketClose
 from transport.options import TransportOptions
 from transport.problems import add_handlers, problem
 from transport.schema import realtime_schema
+from transport.sessions import PATH as SESSIONS
 from transport.sessions import Sessions
-from transport.sessions_api import PATH as SESSIONS
 from transport.sessions_api import sessions_router
-from transport.stream import ModelInfo, StreamHost
+from transport.stream import HostStats, ModelInfo, StreamHost
+from transport.travel_api import travel_router
 from transport.websocket import RealtimeSocket
 
 # Doors of the interface that this server does not have yet.
 LATER: Final = (
     "/metrics",
-    f"{SESSIONS}/restore",
-    f"{SESSIONS}/{{session_id}}/fork",
-    f"{SESSIONS}/{{session_id}}/rewind",
-    f"{SESSIONS}/{{session_id}}/snapshot",
     f"{SESSIONS}/{{session_id}}/whep",
     f"{SESSIONS}/{{session_id}}/whep/{{peer}}",
     f"{SESSIONS}/{{session_id}}/webrtc",
@@ -39,6 +36,7 @@ LATER: Final = (
     "/v1/videos",
     "/v1/videos/{rest:path}",
 )
+BUSY_AFTER_S: Final = 2.0  # without an answer of the engine
 LATER_SOCKET: Final = "/v1/realtime_video/generate"
 ALL_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -64,7 +62,8 @@ def create_app(host: StreamHost, options: TransportOptions) -> FastAPI:
     _add_facts(app, host, options)
     for path in LATER:
         app.add_api_route(path, _unsupported, methods=ALL_METHODS, include_in_schema=False)
-    app.include_router(sessions_router(sessions, options))
+    app.include_router(travel_router(sessions, options))
+    app.include_router(sessions_router(sessions))
     _add_sockets(app, sessions, options)
     app.router.default = WebFiles(directory=options.web_root, html=True)
     return app
@@ -112,18 +111,19 @@ def _add_facts(app: FastAPI, host: StreamHost, options: TransportOptions) -> Non
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        """Answer 200 while the engine lives too."""
-        alive = host.stats().alive
-        return JSONResponse({"status": "ok" if alive else "down"}, 200 if alive else 503)
+        """Answer 200 while the engine lives too; one in a long computation is busy, not dead."""
+        stats = host.stats()
+        status = "down" if not stats.alive else "busy" if _busy(stats) else "ok"
+        body = {"status": status, "busy_s": round(stats.busy_s, 1), "restarts": stats.restarts}
+        return JSONResponse(body, 200 if stats.alive else 503)
 
     @app.get("/readyz")
     async def readyz() -> JSONResponse:
         """Answer 200 when sessions can be made; being full is not being unready."""
         stats = host.stats()
-        if stats.alive and stats.ready:
-            free = {"sessions_free": stats.sessions_free, "pages_free": stats.pages_free}
-            return JSONResponse({"status": "ready", "capacity": free})
-        status = "warming" if stats.alive else "down"
+        if stats.alive and stats.ready and not _busy(stats):
+            return JSONResponse({"status": "ready", "capacity": _capacity(stats)})
+        status = "down" if not stats.alive else "busy" if stats.ready else "warming"
         body = {"status": status, "stage": stats.stage, "progress": stats.progress}
         return JSONResponse(body, 503, {"Retry-After": "1"})
 
@@ -165,6 +165,19 @@ def _add_sockets(app: FastAPI, sessions: Sessions, options: TransportOptions) ->
     @app.websocket(LATER_SOCKET)
     async def later(websocket: WebSocket) -> None:
         await websocket.send_denial_response(await _unsupported())
+
+
+def _busy(stats: HostStats) -> bool:
+    return stats.busy_s >= BUSY_AFTER_S
+
+
+def _capacity(stats: HostStats) -> dict[str, int]:
+    return {
+        "sessions_free": stats.sessions_free,
+        "pages_free": stats.pages_free,
+        "queue_length": stats.queue_length,
+        "overload": stats.overload,
+    }
 
 
 async def _unsupported() -> JSONResponse:

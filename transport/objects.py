@@ -39,6 +39,34 @@ class Nested:
         return object_schema(self.type)
 
 
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list of objects of one kind."""
+
+    type: type[Any]
+    minimum: int
+    maximum: int
+
+    def parse(self, value: object, path: str) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise ProtocolError(f"{path} must be a list, not {show(value)}", param=path)
+        if not self.minimum <= len(value) <= self.maximum:
+            raise ProtocolError(
+                f"{path} has {len(value)} entries; {self.minimum} to {self.maximum} are allowed",
+                param=path,
+            )
+        nested = Nested(self.type)
+        return tuple(nested.parse(item, f"{path}[{index}]") for index, item in enumerate(value))
+
+    def schema(self) -> JSONSchema:
+        return {
+            "type": "array",
+            "items": object_schema(self.type),
+            "minItems": self.minimum,
+            "maxItems": self.maximum,
+        }
+
+
 def read_object(text: str | bytes) -> dict[str, Any]:
     """Read one JSON object; raise ProtocolError for anything else."""
     try:

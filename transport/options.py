@@ -18,6 +18,7 @@ class TransportOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
     jpeg_quality: int = 80
     max_viewers: int = 64
+    max_snapshot_bytes: int = 64 * 1024 * 1024  # 4 MB for a window at 832x480, more with a history
     first_message_timeout_s: float = 10.0
     send_timeout_s: float = 10.0  # a connection that takes nothing for so long is dropped
     attach_timeout_s: float = 30.0  # a session made over HTTP waits so long for its first viewer

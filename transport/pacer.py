@@ -69,6 +69,16 @@ class Pacer:
         # so that frames never leave in a burst.
         self._due = max(due, now - self.interval_s) + self.interval_s
 
+    def discard(self) -> None:
+        """Take note that a queued frame will not be shown.
+
+        When none is left the clock starts anew with the next one, and nothing was late.
+        """
+        assert self.num_queued > 0, "no frame is queued"
+        self.num_queued -= 1
+        if self.num_queued == 0:
+            self._due = None
+
     def pause(self, now: float) -> None:
         """Stop the clock."""
         if self._paused_at is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from transport.encoder import Encoder, Frame
 from transport.pacer import Pacer
+from transport.rewinds import Rewinds
 from transport.stream import Chunk, Stream
 from transport.tally import Tally
 
@@ -16,7 +17,8 @@ from transport.tally import Tally
 class Player:
     """Encodes the chunks of one stream and gives each frame to `show` when it is due.
 
-    `formats` says what to encode at the moment. The clock stands until `resume`.
+    `formats` says what to encode at the moment. The clock stands until `resume`. Frames of chunks
+    that a rewind abandoned go to `throw_away` at once, and count as played for the stream.
     """
 
     def __init__(
@@ -25,13 +27,16 @@ class Player:
         encoder: Encoder,
         formats: Callable[[], frozenset[str]],
         show: Callable[[Frame], None],
+        throw_away: Callable[[Frame], None],
     ) -> None:
         self.pacer = Pacer()
         self.tally = Tally()
+        self.rewinds = Rewinds()
         self._stream = stream
         self._encoder = encoder
         self._formats = formats
         self._show = show
+        self._discard = throw_away
         self._frames: deque[Frame] = deque()
         self._received_all = False
         self._wake = asyncio.Event()  # a frame is there, the clock runs, or all is received
@@ -45,6 +50,11 @@ class Player:
     def resume(self) -> None:
         """Let the clock go on."""
         self.pacer.resume(time.monotonic())
+        self._wake.set()
+
+    def rewound(self, event_id: str) -> None:
+        """Throw away what a rewind that was accepted abandons."""
+        self.rewinds.accepted(event_id)
         self._wake.set()
 
     async def receive(self) -> None:
@@ -63,7 +73,10 @@ class Player:
 
     async def play(self) -> None:
         """Show the frames until the last one is shown."""
-        while self._frames or not self._received_all:
+        while True:
+            self._throw_away()
+            if self._received_all and not self._frames:
+                return
             delay_s = self.pacer.delay(time.monotonic())
             if delay_s is None or not self._frames:
                 self._wake.clear()
@@ -75,11 +88,21 @@ class Player:
                 await asyncio.sleep(0)  # let it be sent before the next one takes its place
 
     async def _encode(self, chunk: Chunk) -> None:
+        self.rewinds.arrived(chunk.index, tuple(chunk.started_event_ids))
         self.tally.chunk(chunk.generation_s)
         self.pacer.push(time.monotonic(), len(chunk.frames), chunk.fps, chunk.generation_s)
-        async for frame in self._encoder.encode(chunk, self._formats()):
+        formats = frozenset() if self.rewinds.abandon(chunk.index) else self._formats()
+        async for frame in self._encoder.encode(chunk, formats):
             self._frames.append(frame)
             self._wake.set()
+
+    def _throw_away(self) -> None:
+        while self._frames and self.rewinds.abandon(self._frames[0].chunk.index):
+            frame = self._frames.popleft()
+            self.pacer.discard()
+            self._room.set()
+            self._discard(frame)
+            self._stream.played(frame.index)
 
     def _play_one(self, now: float) -> None:
         frame = self._frames.popleft()

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from transport.fields import ProtocolError
 from transport.stream import ErrorCode, StreamError
+from transport.wire import PromptField
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,48 @@ class SessionState:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionQueued:
+    """The session waits for a place; position 0 is the next to get one."""
+
+    type: ClassVar[str] = "session.queued"
+
+    position: int
+    estimated_wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOverload:
+    """The server cannot keep up, and `action` says what is traded; level 0 says it is over."""
+
+    type: ClassVar[str] = "session.overload"
+
+    level: int
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRestarted:
+    """The engine was replaced; the session goes on."""
+
+    type: ClassVar[str] = "session.worker_restarted"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionForked:
+    """A second session began; its tokens are for who asked for it."""
+
+    type: ClassVar[str] = "session.forked"
+
+    session_id: str
+    viewer_token: str
+    resume_token: str
+    urls: Mapping[str, str]
+    event_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkMetadata:
-    """A chunk begins to be played."""
+    """A chunk begins to be played. `prompt` is there when it is another than before."""
 
     type: ClassVar[str] = "video.chunk_metadata"
 
@@ -59,6 +100,7 @@ class ChunkMetadata:
     started_event_ids: Sequence[str]
     active_event_ids: Sequence[str]
     completed_event_ids: Sequence[str]
+    prompt: PromptField | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +196,10 @@ class Error:
 ServerMessage: TypeAlias = (
     VideoStart
     | SessionState
+    | SessionQueued
+    | SessionOverload
+    | WorkerRestarted
+    | SessionForked
     | ChunkMetadata
     | InteractionQueued
     | InteractionApplied
@@ -212,9 +258,8 @@ def from_error(error: ProtocolError | StreamError, event_id: str | None = None) 
 
 def to_object(message: ServerMessage) -> dict[str, Any]:
     """Return the JSON object of a message."""
-    values = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
-    given = {name: value for name, value in values.items() if value is not None}
-    return {"type": message.type, **given}
+    values = dataclasses.asdict(message)
+    return {"type": message.type, **{name: v for name, v in values.items() if v is not None}}
 
 
 def encode(message: ServerMessage) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from transport import replies, wire
 from transport.fields import JSONSchema
@@ -38,7 +38,7 @@ def client_schema(cls: type[wire.ClientMessage]) -> JSONSchema:
 
 
 def _server_schema(cls: type[replies.ServerMessage]) -> JSONSchema:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     fields = dataclasses.fields(cls)
     schema: JSONSchema = {
         "type": "object",
@@ -61,6 +61,9 @@ def _schema_of(hint: Any) -> JSONSchema:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         # None is never sent: the field is left out.
         (hint,) = (option for option in typing.get_args(hint) if option is not types.NoneType)
+    if typing.get_origin(hint) is Annotated:
+        schema: JSONSchema = hint.__metadata__[0].schema()
+        return schema
     if typing.get_origin(hint) is Sequence:
         return {"type": "array", "items": _schema_of(typing.get_args(hint)[0])}
     if typing.get_origin(hint) is Mapping:

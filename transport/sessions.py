@@ -6,14 +6,18 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Iterator
+from typing import Final
 
-from transport.broadcast import Broadcast
+from transport.broadcast import Broadcast, Manner
 from transport.encoder import Encoder
 from transport.options import TransportOptions
-from transport.stream import SessionConfig, StreamError, StreamHost
-from transport.wire import SessionStart
+from transport.stream import SessionConfig, Stream, StreamError, StreamHost
+from transport.timeline import Timeline
+from transport.wire import SessionFork, SessionStart
 
 logger = logging.getLogger(__name__)
+
+PATH: Final = "/v1/realtime/sessions"
 
 
 class Sessions:
@@ -48,22 +52,37 @@ class Sessions:
             num_inference_steps=start.num_inference_steps,
             window=start.window,
             sink=start.sink,
+            score=start.score or (),
+            priority=start.priority,
+            run_unwatched=bool(start.run_unwatched),
         )
         stream = await self._host.open(config)
-        broadcast = Broadcast(
-            stream,
-            self._encoder,
-            self._options,
-            format=start.format or "jpeg",
-            acks=bool(start.acks),
-        )
-        self._broadcasts[broadcast.id] = broadcast
-        run = asyncio.get_running_loop().create_task(broadcast.run())
-        self._runs[broadcast.id] = run
-        run.add_done_callback(lambda run: self._forget(broadcast.id, run))
+        manner = Manner(start.format or "jpeg", bool(start.acks), bool(start.run_unwatched))
         # repr escapes control characters and what would turn the text round.
-        logger.info("session %s opened: %r", broadcast.id, str(start.prompt)[:200])
-        return broadcast
+        logger.info("session %s opened: %r", stream.id, str(start.prompt)[:200])
+        return self._play(stream, manner, Timeline(start.prompt))
+
+    async def fork(self, parent: Broadcast, fork: SessionFork) -> Broadcast:
+        """Let a second session begin from another; raise StreamError when that is refused."""
+        stream = await parent.stream.fork(fork.at_chunk)
+        logger.info("session %s forked from %s", stream.id, parent.id)
+        return self._play(stream, parent.manner, parent.timeline.until(fork.at_chunk))
+
+    async def restore(self, blob: bytes) -> Broadcast:
+        """Go on from a snapshot; raise StreamError when the host refuses it."""
+        stream = await self._host.restore(blob)
+        logger.info("session %s restored", stream.id)
+        manner = Manner(run_unwatched=stream.config.run_unwatched)
+        return self._play(stream, manner, Timeline())
+
+    def location(self, broadcast: Broadcast) -> str:
+        """Return the path of a session, below which its other routes are."""
+        return f"{self._options.root_path}{PATH}/{broadcast.id}"
+
+    def urls(self, broadcast: Broadcast) -> dict[str, str]:
+        """Return where a session is watched and controlled."""
+        location = self.location(broadcast)
+        return {"view": f"{location}/view", "events": f"{location}/events"}
 
     def get(self, session_id: str) -> Broadcast:
         """Return a session that lives; raise StreamError otherwise."""
@@ -99,6 +118,14 @@ class Sessions:
             run.cancel()
         await asyncio.gather(*runs, return_exceptions=True)
         self._encoder.close()
+
+    def _play(self, stream: Stream, manner: Manner, timeline: Timeline) -> Broadcast:
+        broadcast = Broadcast(stream, self._encoder, self._options, manner, timeline)
+        self._broadcasts[broadcast.id] = broadcast
+        run = asyncio.get_running_loop().create_task(broadcast.run())
+        self._runs[broadcast.id] = run
+        run.add_done_callback(lambda run: self._forget(broadcast.id, run))
+        return broadcast
 
     def _forget(self, session_id: str, run: asyncio.Task[None]) -> None:
         del self._broadcasts[session_id]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transport.fields import Prompt
-from transport.wire import Control
+from transport.wire import Control, ScoreEntry
 
 ErrorCode: TypeAlias = Literal[
     "invalid_request",
@@ -55,7 +55,12 @@ class StreamError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """What a new session asks for; None leaves a value to the model."""
+    """What a new session asks for; None leaves a value to the model.
+
+    `score` is in the order of its times. `priority` is "live" or "batch", which runs in what live
+    sessions leave. That `run_unwatched` sessions go on with no viewer is the server's work: it does
+    not suspend them; the engine need only keep the flag.
+    """
 
     prompt: Prompt
     model: str | None = None
@@ -67,11 +72,17 @@ class SessionConfig:
     num_inference_steps: int | None = None
     window: int | None = None
     sink: int | None = None
+    score: Sequence[ScoreEntry] = ()
+    priority: str | None = None
+    run_unwatched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """The values in effect. `window` is in latent frames, None when unlimited."""
+    """The values in effect. `window` is in latent frames, None when unlimited.
+
+    A fork has those of the session it came from, at the chunk where it left it.
+    """
 
     prompt: Prompt
     model: str
@@ -84,6 +95,8 @@ class StreamConfig:
     window: int | None = None
     sink: int = 0
     num_frames: int | None = None
+    priority: str = "live"
+    run_unwatched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +105,9 @@ class Chunk:
 
     `pts_s` is the first frame's media time and `generation_s` the wall time from the moment the
     chunk could start to the moment it was there, waiting for back-pressure excluded. The event ids
-    are those of the controls that start, go on and complete their effect with this chunk.
+    are those of the controls that start, go on and complete their effect with this chunk. `prompt`
+    is the one in effect: after a blend has begun the new one, after a rewind the old one again.
+    Index, frames and time never go back.
     """
 
     index: int
@@ -107,6 +122,7 @@ class Chunk:
     started_event_ids: Sequence[str] = ()
     active_event_ids: Sequence[str] = ()
     completed_event_ids: Sequence[str] = ()
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +166,31 @@ class Failed:
     retryable: bool = False
 
 
-Event: TypeAlias = StateChanged | Superseded | Rejected | Failed
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The stream waits for a place; position 0 is the next to get one.
+
+    The StateChanged to "starting" ends the wait.
+    """
+
+    position: int
+    estimated_wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overloaded:
+    """The engine cannot keep up; `action` is a sentence for viewers. Level 0: it can again."""
+
+    level: int
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The engine's process was replaced, and the stream goes on from its record."""
+
+
+Event: TypeAlias = StateChanged | Superseded | Rejected | Queued | Overloaded | Restarted | Failed
 
 
 class Stream(Protocol):
@@ -176,11 +216,26 @@ class Stream(Protocol):
     async def control(self, message: Control) -> Receipt:
         """Accept a control (its `event_id` is set); raise StreamError when it is refused.
 
-        A pause or its end shows as a StateChanged event at once.
+        A pause or its end shows as a StateChanged event at once. Every accepted control is named
+        in the `started_event_ids` of one chunk, or in a Superseded or Rejected event. After a
+        rewind the chunks made before it are still yielded, and thrown away by whoever plays them.
         """
 
     def played(self, frame_index: int) -> None:
-        """Learn that this frame was played."""
+        """Learn that this frame was played, or thrown away; each frame in order."""
+
+    async def fork(self, at_chunk: int | None) -> Stream:
+        """Begin a second stream from here, or from the end of an earlier chunk.
+
+        The new stream has an id of its own; its chunk and frame numbers go on from where it left
+        this one. Raises StreamError when it is refused; cancelled, it leaves nothing.
+        """
+
+    async def snapshot(self) -> bytes:
+        """Return all that `StreamHost.restore` needs to go on from here."""
+
+    async def replay(self) -> bytes:
+        """Return the JSON lines from which the whole video can be made again."""
 
     async def suspend(self) -> None:
         """Free the stream's memory on the device, keep what rebuilding it needs. Idempotent."""
@@ -207,7 +262,12 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class HostStats:
-    """How the engine fares. `stage` and `progress` (0 to 1) describe the warm-up."""
+    """How the engine fares. `stage` and `progress` (0 to 1) describe the warm-up.
+
+    `busy_s` is the time since the engine last answered: an engine in a long computation is busy,
+    not dead. `overload` is the level of what is traded for speed, 0 for nothing, and `restarts`
+    counts the engine processes that were replaced.
+    """
 
     alive: bool
     ready: bool
@@ -216,13 +276,23 @@ class HostStats:
     sessions_free: int
     pages_free: int
     models: Sequence[ModelInfo]
+    busy_s: float = 0.0
+    queue_length: int = 0
+    overload: int = 0
+    restarts: int = 0
 
 
 class StreamHost(Protocol):
     """An engine."""
 
     async def open(self, config: SessionConfig) -> Stream:
-        """Admit a session; raise StreamError when it is refused. Cancelled, it leaves nothing."""
+        """Admit a session; raise StreamError when it is refused. Cancelled, it leaves nothing.
+
+        One that has to wait for a place is returned at once, its state "queued".
+        """
+
+    async def restore(self, blob: bytes) -> Stream:
+        """Go on from a snapshot; raise StreamError when it is refused, as for `open`."""
 
     def stats(self) -> HostStats:
         """Return the latest figures without waiting."""

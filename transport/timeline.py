@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
@@ -23,10 +24,13 @@ class PromptEntry:
 
 
 class Timeline:
-    """Remembers a bounded number of controls and prompts."""
+    """Remembers a bounded number of controls and prompts, in the order of their coming."""
 
-    def __init__(self, prompt: Prompt) -> None:
-        self.prompts: deque[PromptEntry] = deque([PromptEntry(0, prompt)], maxlen=MAX_PROMPTS)
+    def __init__(self, prompt: Prompt | None = None) -> None:
+        self.prompts: deque[PromptEntry] = deque(maxlen=MAX_PROMPTS)
+        if prompt is not None:
+            self.accepted(0, prompt)
+        self._current: PromptEntry | None = None  # that of the picture
         self._sent_at: dict[str, float] = {}
         self._latencies_s: deque[float] = deque(maxlen=NUM_LATENCIES)
 
@@ -36,6 +40,16 @@ class Timeline:
         if not self._latencies_s:
             return None
         return sorted(self._latencies_s)[len(self._latencies_s) // 2]
+
+    def until(self, chunk_index: int | None) -> Timeline:
+        """Return the timeline of a session that leaves this one after a chunk, None for now."""
+        timeline = Timeline()
+        for entry in self.prompts:
+            begun = entry.chunk_index
+            if begun is not None and (chunk_index is None or begun <= chunk_index):
+                timeline._current = dataclasses.replace(entry)
+                timeline.prompts.append(timeline._current)
+        return timeline
 
     def sent(self, event_id: str, now: float) -> None:
         """A control is handed to the engine."""
@@ -57,8 +71,21 @@ class Timeline:
         if sent_at is not None:
             self._latencies_s.append(now - sent_at)
 
-    def playing(self, prompt_revision: int, chunk_index: int) -> None:
-        """A chunk under this revision begins to be played."""
-        for entry in self.prompts:
-            if entry.prompt_revision == prompt_revision and entry.chunk_index is None:
-                entry.chunk_index = chunk_index
+    def playing(self, prompt_revision: int, chunk_index: int, prompt: Prompt | None) -> None:
+        """A chunk under this revision begins to be played.
+
+        Prompts that nobody sent here, of a score, a snapshot or after a rewind, are added.
+        """
+        if self._current and self._current.prompt_revision == prompt_revision:
+            return
+        entry = next((one for one in self.prompts if _awaits(one, prompt_revision)), None)
+        if entry is None and prompt is not None:
+            entry = PromptEntry(prompt_revision, prompt)
+            self.prompts.append(entry)
+        if entry is not None:
+            entry.chunk_index = chunk_index
+            self._current = entry
+
+
+def _awaits(entry: PromptEntry, prompt_revision: int) -> bool:
+    return entry.prompt_revision == prompt_revision and entry.chunk_index is None

@@ -10,7 +10,7 @@ from typing import Final
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from transport import replies
-from transport.broadcast import Broadcast, Outcome
+from transport.broadcast import Broadcast, Manner, Outcome, forked
 from transport.fanout import Finish, Viewer
 from transport.fields import ProtocolError
 from transport.options import TransportOptions
@@ -22,9 +22,11 @@ from transport.wire import (
     MAX_MESSAGE_BYTES,
     ClientMessage,
     SessionAck,
+    SessionFork,
     SessionInteraction,
     SessionPing,
     SessionResume,
+    SessionRewind,
     SessionStart,
     SessionStop,
     SessionUpdate,
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 # Before a session began these leave the socket open: the client may send a better message.
 CORRIGIBLE: Final = ("invalid_request", "unsupported", "conflict")
+NAMED: Final = (SessionInteraction, SessionUpdate, SessionRewind, SessionFork)  # have an event id
 MAX_BAD_MESSAGES: Final = 10
 BAD_MESSAGES_WINDOW_S: Final = 10.0
 MAX_WAITING_CONTROLS: Final = 64
@@ -209,9 +212,9 @@ class RealtimeSocket:
     ) -> None:
         """Note how the client watches; one that resumes watches as the session was started."""
         resumes = isinstance(message, SessionResume)
-        format, acks = (broadcast.format, broadcast.acks) if resumes else ("jpeg", False)
-        self._viewer.format = message.format or format
-        self._viewer.acks = acks if message.acks is None else message.acks
+        manner = broadcast.manner if resumes else Manner()
+        self._viewer.format = message.format or manner.format
+        self._viewer.acks = manner.acks if message.acks is None else message.acks
 
     async def _session_of(self, message: ClientMessage) -> Broadcast:
         """Find or create the session that a first message means."""
@@ -227,10 +230,14 @@ class RealtimeSocket:
 
     async def _obey(self, message: ClientMessage) -> None:
         assert self._broadcast is not None
-        if not isinstance(message, (SessionInteraction, SessionUpdate)):
+        if not isinstance(message, NAMED):
             raise ProtocolError("the session has begun", param="type")
         if not self._owner:
             raise StreamError("unauthorized", "a watcher cannot control the session")
+        if isinstance(message, SessionFork):
+            child = await self._sessions.fork(self._broadcast, message)
+            self._viewer.put(forked(child, self._sessions.urls(child), message.event_id))
+            return
         receipt = await self._broadcast.control(message)
         self._viewer.put(replies.InteractionQueued(receipt.event_id, receipt.prompt_revision))
 
@@ -264,4 +271,4 @@ class RealtimeSocket:
 
 
 def _event_id(message: ClientMessage | None) -> str | None:
-    return message.event_id if isinstance(message, (SessionInteraction, SessionUpdate)) else None
+    return message.event_id if isinstance(message, NAMED) else None

@@ -26,7 +26,7 @@ from transport.fields import (
     Text,
     show,
 )
-from transport.objects import build, read_object
+from transport.objects import Items, build, read_object
 
 MAX_FIRST_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_MESSAGE_BYTES: Final = 64 * 1024
@@ -35,6 +35,7 @@ MAX_COUNT: Final = 2**31 - 1
 UNLIMITED: Final = -1  # a window that keeps every frame
 
 MAX_EVENT_ID_CHARACTERS: Final = 128
+MAX_SCORE_ENTRIES: Final = 256
 
 EventId = Annotated[str, Text(MAX_EVENT_ID_CHARACTERS)]
 Token = Annotated[str, Text(256)]
@@ -44,9 +45,28 @@ FrameRate = Annotated[int, Integer(1, 60)]
 Seed = Annotated[int, Integer(0, 2**32 - 1)]
 Steps = Annotated[int, Integer(1, 1000)]
 Count = Annotated[int, Integer(1, MAX_COUNT)]
+ChunkIndex = Annotated[int, Integer(0, MAX_COUNT)]
 Format = Annotated[str, Choice(("jpeg", "raw", "none"), later=("m4s", "h264"))]
 Switch = Annotated[bool, Flag()]
 NotYet = Annotated[None, Later()]
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """How a new prompt takes over; None leaves it to the model."""
+
+    mode: Annotated[str, Choice(("cut", "blend", "recache", "reset"))] | None = None
+    chunks: Annotated[int, Integer(1, 1000)] | None = None
+    curve: Annotated[str, Choice(("lerp", "slerp"))] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreEntry:
+    """A prompt that takes over at a time of the video, counted from its start."""
+
+    at_s: Annotated[float, Number(above=0.0)]
+    prompt: PromptField
+    transition: Transition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +88,9 @@ class SessionStart:
     window: Annotated[int, Integer(UNLIMITED, MAX_COUNT)] | None = None
     sink: Annotated[int, Integer(0, MAX_COUNT)] | None = None
     acks: Switch | None = None
+    score: Annotated[tuple[ScoreEntry, ...], Items(ScoreEntry, 1, MAX_SCORE_ENTRIES)] | None = None
+    priority: Annotated[str, Choice(("live", "batch"))] | None = None
+    run_unwatched: Switch | None = None
     streaming_buffer_seconds: NotYet = None
     image_reference: NotYet = None
     extra_params: NotYet = None
@@ -78,6 +101,9 @@ class SessionStart:
             raise ProtocolError("width and height go together", param=missing)
         if self.size and self.width is not None and self.size != (self.width, self.height):
             raise ProtocolError("size contradicts width and height", param="size")
+        times = [entry.at_s for entry in self.score or ()]
+        if times != sorted(times):
+            raise ProtocolError("write the score in the order of its times", param="score")
 
     @property
     def dimensions(self) -> tuple[int, int] | tuple[None, None]:
@@ -116,15 +142,6 @@ class PromptEvent:
     """The new prompt."""
 
     prompt: PromptField
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """How a new prompt takes over; None leaves it to the model."""
-
-    mode: Annotated[str, Choice(("cut", "blend", "recache", "reset"))] | None = None
-    chunks: Annotated[int, Integer(1, 1000)] | None = None
-    curve: Annotated[str, Choice(("lerp", "slerp"))] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +200,26 @@ class SessionUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionRewind:
+    """Go on from the end of an earlier chunk, as if nothing had come after it."""
+
+    type: ClassVar[str] = "session.rewind"
+
+    to_chunk: ChunkIndex
+    event_id: EventId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFork:
+    """Let a second session begin where this one is, or was at the end of `at_chunk`."""
+
+    type: ClassVar[str] = "session.fork"
+
+    at_chunk: ChunkIndex | None = None
+    event_id: EventId | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionAck:
     """Acknowledge this frame and all before it."""
 
@@ -206,13 +243,15 @@ class SessionStop:
     type: ClassVar[str] = "session.stop"
 
 
-Control: TypeAlias = SessionInteraction | SessionUpdate
+Control: TypeAlias = SessionInteraction | SessionUpdate | SessionRewind
 ClientMessage: TypeAlias = (
     SessionStart
     | SessionView
     | SessionResume
     | SessionInteraction
     | SessionUpdate
+    | SessionRewind
+    | SessionFork
     | SessionAck
     | SessionPing
     | SessionStop
@@ -220,7 +259,7 @@ ClientMessage: TypeAlias = (
 CLIENT_MESSAGES: Final[Mapping[str, type[ClientMessage]]] = {
     message.type: message for message in typing.get_args(ClientMessage)
 }
-LATER_MESSAGES: Final = ("session.rewind", "session.fork", "session.playback")
+LATER_MESSAGES: Final = ("session.playback",)
 
 
 def parse(text: str | bytes, *, default_type: str | None = None) -> ClientMessage:
@@ -242,7 +281,7 @@ def parse(text: str | bytes, *, default_type: str | None = None) -> ClientMessag
 
 def with_event_id(message: Control, event_id: str) -> Control:
     """Return the message under a name, which the client may have left out."""
-    if isinstance(message, SessionUpdate):
+    if not isinstance(message, SessionInteraction):
         return dataclasses.replace(message, event_id=event_id)
     named = dataclasses.replace(message.interaction, event_id=event_id)
     return SessionInteraction(named)

@@ -1,6 +1,6 @@
 """What a model needs from attention over pages; one file here implements it for one library."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,17 +8,23 @@ from torch import Tensor
 
 from kvcache.errors import GeometryError
 from kvcache.pool import KVPool
+from kvcache.staging import Rotation
+
+Turn = Callable[[int], Callable[[Tensor], Tensor]]
+"""Map a number of frames to the function that moves keys [..., head_dim] on by as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowPages:
     """List the pages one row writes, in token order, and the pages it may read, in any order.
 
-    A row of a forward padded to a captured size has neither.
+    The targets of its `rotation` are among those it reads; rows may share one. A row of a forward
+    padded to a captured size has no pages.
     """
 
     write_pages: tuple[int, ...]
     visible_pages: tuple[int, ...]
+    rotation: Rotation | None = None
 
 
 class AttentionPlan(Protocol):
@@ -29,7 +35,7 @@ class AttentionPlan(Protocol):
         """Real tokens of each row; the rest is padding."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write the K/V of all rows, then let each row attend to its visible pages only.
+        """Write the K/V of all rows, rotate, then let each row attend to its visible pages only.
 
         q, k, v and the result are [rows, tokens, heads, head_dim]. K/V of padded tokens reach no
         page but the scratch page; their output is finite and means nothing.
@@ -66,3 +72,19 @@ def check_rows(pool: KVPool, rows: Sequence[RowPages], tokens_per_row: int) -> N
         for page in (*row.write_pages, *row.visible_pages):
             if not 0 <= page < pool.num_pages:
                 raise GeometryError(f"page {page} is not among the {pool.num_pages} of this pool")
+    for rotation in rotations(rows):
+        source, target = rotation.source_pages, rotation.target_pages
+        if len(source) != len(target) or set(target) & {*source, *written}:
+            raise GeometryError(f"{rotation} does not bring keys to as many pages of their own")
+
+
+def rotations(rows: Sequence[RowPages]) -> list[Rotation]:
+    """Return what these rows want rotated, each once.
+
+    Raises GeometryError when two want different keys on the same page.
+    """
+    found = list(dict.fromkeys(row.rotation for row in rows if row.rotation is not None))
+    targets = [page for rotation in found for page in rotation.target_pages]
+    if len(targets) != len(set(targets)):
+        raise GeometryError(f"rows want different keys on the same pages: {found}")
+    return found

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvcache.attention.backend import RowPages, check_rows
+from kvcache.attention.backend import RowPages, Turn, check_rows, rotations
+from kvcache.errors import GeometryError
 from kvcache.pool import KVPool
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -61,6 +62,14 @@ def segments(pages: Sequence[int]) -> list[tuple[int, int]]:
     return [(pages[a], b - a) for a, b in pairwise([0, *cuts, len(pages)])] if pages else []
 
 
+def copies(sources: Sequence[int], targets: Sequence[int]) -> list[tuple[slice, slice]]:
+    """Pair runs of target pages with the runs of source pages that go there, one to one."""
+    pairs = list(zip(sources, targets, strict=True))
+    cuts = [i + 1 for i, (a, b) in enumerate(pairwise(pairs)) if b != (a[0] + 1, a[1] + 1)]
+    runs = [pairs[a:b] for a, b in pairwise([0, *cuts, len(pairs)])] if pairs else []
+    return [(slice(run[0][1], run[-1][1] + 1), slice(run[0][0], run[-1][0] + 1)) for run in runs]
+
+
 @dataclass(frozen=True, slots=True)
 class SdpaRow:
     """Hold what one row needs in every layer: where its pages lie and which kernel to use."""
@@ -71,6 +80,14 @@ class SdpaRow:
     kernel: Kernel
 
 
+@dataclass(frozen=True, slots=True)
+class SdpaRotation:
+    """Hold where the keys of some pages go, and how they are turned on the way."""
+
+    moves: tuple[tuple[slice, slice], ...]
+    turn: Callable[[Tensor], Tensor]
+
+
 class SdpaAttention:
     """Attend row by row, each row on its own, so that no result depends on the company.
 
@@ -78,12 +95,16 @@ class SdpaAttention:
     into one buffer that all rows, layers and forwards reuse. Keep calls on one stream.
 
     `kernel` fixes the arithmetic; by default bf16 on a CPU uses whichever kernel was measured
-    faster in this process, and everything else torch's own.
+    faster in this process, and everything else torch's own. `turn` is the model's, and needed only
+    for rows with a rotation.
     """
 
-    def __init__(self, pool: KVPool, kernel: Kernel | None = None) -> None:
+    def __init__(
+        self, pool: KVPool, kernel: Kernel | None = None, *, turn: Turn | None = None
+    ) -> None:
         self.pool = pool
         self.kernel = kernel
+        self.turn = turn
         self._buffer = self._new_buffer(0)
 
     def plan(self, rows: Sequence[RowPages], tokens_per_row: int) -> "SdpaPlan":
@@ -92,7 +113,8 @@ class SdpaAttention:
         gathered = max((len(row.index) for row in planned if row.index is not None), default=0)
         if gathered > len(self._buffer[0]):
             self._buffer = self._new_buffer(gathered)
-        return SdpaPlan(self.pool, planned, self._writes(rows, tokens_per_row), self._buffer)
+        writes, turned = self._writes(rows, tokens_per_row), self._rotations(rows)
+        return SdpaPlan(self.pool, planned, writes, turned, self._buffer)
 
     def _plan_row(self, row: RowPages) -> SdpaRow:
         pages = row.visible_pages
@@ -123,13 +145,23 @@ class SdpaAttention:
         Padding is left out: run eagerly, it need not go anywhere, not even to the scratch page.
         """
         pages_per_row = tokens_per_row // self.pool.geometry.page_tokens
-        writes = []
-        for i, row in enumerate(rows):
-            source = i * pages_per_row
-            for first, number in segments(row.write_pages):
-                writes.append((slice(first, first + number), slice(source, source + number)))
-                source += number
-        return tuple(writes)
+        starts = range(0, len(rows) * pages_per_row, pages_per_row)
+        return tuple(
+            copy
+            for start, row in zip(starts, rows, strict=True)
+            for copy in copies(range(start, start + len(row.write_pages)), row.write_pages)
+        )
+
+    def _rotations(self, rows: Sequence[RowPages]) -> tuple[SdpaRotation, ...]:
+        wanted = rotations(rows)
+        if not wanted:
+            return ()
+        if self.turn is None:
+            raise GeometryError("rows want keys rotated, but no model said how (turn=None)")
+        return tuple(
+            SdpaRotation(tuple(copies(r.source_pages, r.target_pages)), self.turn(r.num_frames))
+            for r in wanted
+        )
 
     def _new_buffer(self, num_pages: int) -> tuple[Tensor, Tensor]:
         page = self.pool.k[0].shape[1:]
@@ -145,6 +177,7 @@ class SdpaPlan:
     pool: KVPool
     rows: tuple[SdpaRow, ...]
     writes: tuple[tuple[slice, slice], ...]
+    rotations: tuple[SdpaRotation, ...]
     buffer: tuple[Tensor, Tensor]
 
     @property
@@ -158,6 +191,11 @@ class SdpaPlan:
         for pages, new in ((pool_k, k.reshape(-1, *page)), (pool_v, v.reshape(-1, *page))):
             for target, source in self.writes:
                 pages[target].copy_(new[source])
+        # After the writes: one row may bring the keys that another wants rotated.
+        for rotation in self.rotations:
+            for target, source in rotation.moves:
+                pool_k[target] = rotation.turn(pool_k[source])
+                pool_v[target] = pool_v[source]
         out = torch.empty_like(q)
         for i, row in enumerate(self.rows):
             n = row.num_tokens

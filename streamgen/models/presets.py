@@ -15,6 +15,7 @@ from typing import Final, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from kvcache import Rotary
 from streamgen.errors import ConfigError
 from streamgen.models.causal_dit import CausalDiT, DiTConfig
 from streamgen.models.loader import load_safetensors_strict, require_varied_output
@@ -60,6 +61,8 @@ class Preset:
     sink_frames: int = 0
     spatial_factor: int = 8
     transition: str = "cut"
+    rotary: Rotary = "absolute"  # how far the sink is from the rest, see WindowConfig
+    rebuilds_sink: bool = False  # a recache takes new frames for the sink
     suggestions: tuple[str, ...] = ()  # prompts that show what it can do
 
     def make_sampler(self, steps: int) -> Sampler:

@@ -7,6 +7,7 @@ Angles are computed in float64 from the absolute frame number: no table, no limi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -64,3 +65,22 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     real, imag = pairs[..., 0], pairs[..., 1]
     turned = torch.stack([real * cos - imag * sin, real * sin + imag * cos], dim=-1)
     return turned.flatten(-2).to(x.dtype)
+
+
+@lru_cache(maxsize=256)
+def frame_turn(num_frames: int, head_dim: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the function that moves rotated keys `[..., heads, head_dim]` on by `num_frames`.
+
+    Angles add: turned by n, the key of a token at frame f is that of frame f + n. Like `rotate` it
+    computes in float32 and keeps the dtype.
+    """
+    angles = torch.zeros(head_dim // 2, dtype=torch.float64)
+    frame_lanes, _, _ = lanes(head_dim)
+    angles[:frame_lanes] = axis_angles(torch.tensor(num_frames), frame_lanes)
+    step = torch.polar(torch.ones_like(angles), angles).to(device, torch.complex64)
+
+    def turn(keys: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(keys.float().unflatten(-1, (-1, 2))) * step
+        return torch.view_as_real(pairs).flatten(-2).to(keys.dtype)
+
+    return turn

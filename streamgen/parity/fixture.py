@@ -42,9 +42,17 @@ class Fixture:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Return the inputs and the reference's outputs by name."""
-        with open_safetensors(self.directory / "tensors.safetensors") as file:
-            names: list[str] = file.keys()
-            return {name: file.get_tensor(name) for name in names}
+        return _read_tensors(self.directory / "tensors.safetensors")
+
+    @cached_property
+    def _borrowed(self) -> dict[str, Tensor]:
+        """Return the inputs that the description takes from another fixture, if it does."""
+        if not self.has("inputs"):
+            return {}
+        named = re.search(r"[^\s:,]+\.safetensors", self.text("inputs"))
+        if named is None:
+            raise FixtureError(f"'inputs' names no file: {self.text('inputs')!r:.80}")
+        return _read_tensors(self.directory / named[0])
 
     def has(self, *keys: str) -> bool:
         """Return whether the description has a value at a path of keys."""
@@ -110,11 +118,13 @@ class Fixture:
     def tensor(self, name: str, *shape: int | None) -> Tensor:
         """Return a tensor by name, None in `shape` standing for any size.
 
-        Raises FixtureError when there is none, or it has another shape.
+        One that is not stored here may be where `inputs` says. Raises FixtureError when there is
+        none, or it has another shape.
         """
-        if name not in self.tensors:
+        stored = self.tensors if name in self.tensors else self._borrowed
+        if name not in stored:
             raise FixtureError(f"tensors.safetensors has no {name!r}")
-        tensor = self.tensors[name]
+        tensor = stored[name]
         if shape:
             sizes = zip(tensor.shape, shape, strict=False)
             if tensor.ndim != len(shape) or any(w is not None and g != w for g, w in sizes):
@@ -156,6 +166,12 @@ _MISSING: Final = object()
 def _is_a(value: object, kind: Any) -> bool:
     # In Python truth values are whole numbers; in a fixture they are not.
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    with open_safetensors(path) as file:
+        names: list[str] = file.keys()
+        return {name: file.get_tensor(name) for name in names}
 
 
 def _read_description(directory: Path) -> dict[str, Any]:

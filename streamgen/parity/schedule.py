@@ -13,7 +13,7 @@ from streamgen.parity.check import Check, compare, count_differences
 from streamgen.parity.fixture import Fixture, FixtureError, blaming
 from streamgen.sampler import FlowSchedule
 
-INPUTS: Final = frozenset({"sample.flow", "sample.noise", "sample.x0"})
+INPUTS: Final = r"sample\.(flow|noise|x0)"
 _LOOKUPS: Final = "lookups [t, index, sigma]"
 
 Lookup = list[tuple[float, int, float]]

@@ -16,7 +16,7 @@ from streamgen.models.taehv import TAEHV, TAEHVConfig
 from streamgen.parity.check import Check, compare, count_differences
 from streamgen.parity.fixture import Fixture, FixtureError
 
-INPUTS: Final = frozenset({"latents", "video", "full.latents", "full.video"})
+INPUTS: Final = r"(full\.)?(latents|video)"
 # The network's structure, which our TAEHV fixes.
 _STRUCTURE: Final = {
     "patch_size": 1,

@@ -5,6 +5,7 @@ All of it is fixed for a place, a time and a weather; only the water and what fa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
@@ -15,6 +16,7 @@ Floats = npt.NDArray[np.floating]
 
 SIZE: Final = 128  # pixels, both ways
 HORIZON: Final = 80  # row where ground begins
+VEIL_PERIOD: Final = 4  # frames after which what falls looks the same: one latent frame
 
 SKIES: Final[dict[str, tuple[tuple[int, int, int], tuple[int, int, int]]]] = {
     "day": ((92, 170, 240), (198, 228, 250)),
@@ -117,30 +119,48 @@ def waves(time: str, frames: Floats) -> Floats:
     return np.float32(70) * glint[..., None] * np.array(LIGHT[time], np.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """What falls in a weather: streams of equal drops, each the next one's follower.
+
+    Within `VEIL_PERIOD` frames every drop takes the place of the one before it, so that a latent
+    frame of a weather is the same wherever it stands in a clip.
+    """
+
+    stride: tuple[int, int]  # x and y to the next drop of a stream, pixels
+    spacing: float  # pixels between streams
+    length: float  # pixels, along the stream
+    radius: tuple[float, float]  # pixels, least and largest
+    opacity: float
+
+
+FALLS: Final[dict[str, Fall]] = {
+    "rain": Fall(stride=(-8, 32), spacing=16, length=12, radius=(1.3, 1.3), opacity=0.75),
+    "snow": Fall(stride=(8, 20), spacing=26, length=0, radius=(2.4, 3.6), opacity=0.95),
+}
+
+
 @cache
-def _texture(weather: str) -> Floats:
-    """Return the tile `[H, W]` that falls as rain or snow; it wraps in both directions."""
-    rng = np.random.default_rng(7)
-    tile = np.zeros((SIZE, SIZE), np.float32)
-    # One drop a cell of a 4 x 4 grid, jittered: even cover without clumps.
-    for cell_y in range(4):
-        for cell_x in range(4):
-            x = cell_x * 32 + rng.uniform(4, 28)
-            y = cell_y * 32 + rng.uniform(4, 28)
-            dx = (COLUMNS - x + 64) % 128 - 64
-            dy = (ROWS - y + 64) % 128 - 64
-            if weather == "rain":
-                distance = np.hypot(dx + 0.2 * dy, np.maximum(np.abs(dy) - 6, 0)) - 1.1
-            else:
-                distance = np.hypot(dx, dy) - 2.4
-            tile = np.maximum(tile, unit(0.5 - distance))
-    return tile
+def _veil_frame(weather: str, phase: int) -> Floats:
+    """Return the opacity `[H, W]` of what falls, `phase` frames into its period."""
+    fall, rng = FALLS[weather], np.random.default_rng(7)
+    step_x, step_y = fall.stride
+    cover = np.zeros((SIZE, SIZE), np.float32)
+    reach = abs(step_x) * SIZE / step_y  # sideways way of a stream from top to bottom
+    for stream in range(int(-reach / fall.spacing) - 1, int((SIZE + reach) / fall.spacing) + 1):
+        radius, jitter, offset = rng.uniform(*fall.radius), rng.uniform(-0.3, 0.3), rng.random()
+        for drop in range(-2, SIZE // step_y + 2):
+            way = drop + offset + phase / VEIL_PERIOD
+            x = COLUMNS - ((stream + jitter) * fall.spacing + way * step_x)
+            y = ROWS - way * step_y
+            along = np.clip(y, -fall.length / 2, fall.length / 2)
+            distance = np.hypot(x - along * step_x / step_y, y - along) - radius
+            cover = np.maximum(cover, unit(0.5 - distance))
+    return cover * np.float32(fall.opacity)
 
 
 def veil(weather: str, frames: Floats) -> Floats:
-    """Return the opacity `[n, H, W]` of what falls: rain 8 pixels a frame, snow 2."""
+    """Return the opacity `[n, H, W]` of what falls; it repeats every `VEIL_PERIOD` frames."""
     if weather == "clear":
         return np.zeros((len(frames), SIZE, SIZE), np.float32)
-    speed, opacity = (8, 0.6) if weather == "rain" else (2, 0.9)
-    tile = _texture(weather)
-    return np.stack([np.roll(tile, int(f) * speed, axis=0) for f in frames]) * np.float32(opacity)
+    return np.stack([_veil_frame(weather, int(frame) % VEIL_PERIOD) for frame in frames])

@@ -2,8 +2,8 @@
 
 A `Scene` names six attributes; `render` draws any run of frames of it, and of a timeline of scenes
 that flow into each other. Everything that a caption does not name is fixed (skies, hills, stars,
-the rain's texture) or drawn from the scene's seed (place and phase of the object, phase of the
-weather): little entropy, so that a small model can learn to draw all of it well.
+the rain) or drawn from the scene's seed (place and phase of the object): little entropy, so that a
+small model can learn to draw all of it well.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Layers:
     @classmethod
     def of(cls, scene: Scene, frames: Floats) -> _Layers:
         rng = np.random.default_rng(scene.seed)
-        slot, phase, veil_phase = rng.integers(3), rng.random(), rng.integers(16)
+        slot, phase = rng.integers(3), rng.random()
         centre = _path(scene.motion, int(slot), float(phase), frames)
         count = len(frames)
         behind: Floats = np.broadcast_to(
@@ -131,7 +131,7 @@ class _Layers:
         y = ROWS[None] - centre[:, 1, None, None]
         return cls(
             backdrop=behind,
-            veil=veil(scene.weather, frames + float(veil_phase)),
+            veil=veil(scene.weather, frames),
             veil_colour=np.full((count, 3), 235 if scene.weather == "snow" else 190, np.float32),
             centre=centre,
             shadow=(0.42 - 0.30 * unit(height / 40)).astype(np.float32),

@@ -271,7 +271,7 @@ def test_recache_is_one_forward_over_the_window() -> None:
     backend = SdpaAttention(pool)
     table = PageTable(pool, WindowConfig(6), CHUNK)
     run(table, backend, 1, 3)
-    rows = [pages(table.restage(frame, CHUNK)) for frame in (3, 6)]
+    rows = [pages(staging) for staging in table.recache()]
     inputs = [chunk_input(7, chunk) for chunk in range(2)]
     outputs = forward(backend, rows, inputs)
     x = torch.cat(inputs)

@@ -74,7 +74,8 @@ def test_fork_without_room_leaves_the_parent_untouched() -> None:
     pool.allocator.audit()
 
 
-def test_a_write_to_a_shared_frame_copies_it_first() -> None:
+def test_a_recache_of_shared_frames_leaves_them_to_the_others() -> None:
+    """A write to a shared page goes to a page of its own, and what the other sees stays."""
     pool = new_pool(18)
     parent = PageTable(pool, WindowConfig(6), CHUNK)
     staging = parent.begin(CHUNK)
@@ -82,28 +83,13 @@ def test_a_write_to_a_shared_frame_copies_it_first() -> None:
         tensor[list(staging.write_pages)] = 7
     parent.commit()
     child = parent.fork()
-    private = child.ensure_private(1)
-    assert not set(private) & set(parent.pages_of(1))
+    [row] = child.recache()
+    assert not set(row.write_pages) & set(staging.write_pages)
+    assert child.recache() == [row]
     for tensor in (*pool.k, *pool.v):
-        assert (tensor[list(private)] == 7).all()
-    assert child.ensure_private(1) == private
-    assert parent.ensure_private(1) == staging.write_pages[2:4]  # alone on it by now
-
-
-def test_restaging_writes_committed_frames_again() -> None:
-    pool = new_pool(18)
-    table = PageTable(pool, WindowConfig(6), CHUNK)
-    for _ in range(2):
-        table.begin(CHUNK)
-        table.commit()
-    staging = table.restage(0, CHUNK)
-    assert staging.write_pages == sum((table.pages_of(frame) for frame in range(3)), ())
-    assert set(staging.visible_frames) == set(range(6))
-    assert set(table.restage(0, CHUNK, causal=True).visible_frames) == set(range(3))
-    child = table.fork()
-    assert not set(child.restage(3, CHUNK).write_pages) & set(table.restage(3, CHUNK).write_pages)
-    with pytest.raises(WindowError, match="frame 6 is not among the frames held"):
-        table.restage(4, CHUNK)
+        assert (tensor[list(staging.write_pages)] == 7).all()
+    assert parent.recache()[0].write_pages == staging.write_pages  # alone on them by now
+    pool.allocator.audit()
 
 
 def test_release_is_idempotent_and_final() -> None:
@@ -114,13 +100,11 @@ def test_release_is_idempotent_and_final() -> None:
     table.release()
     assert pool.num_reserved == 0
     assert pool.allocator.num_free == pool.num_pages
-    for use in (lambda: table.begin(1), table.fork, table.reset):
+    for use in (lambda: table.begin(1), table.fork, table.reset, table.recache):
         with pytest.raises(WindowError, match="the page table was released"):
             use()
     with pytest.raises(WindowError, match="frame 0 is not among the frames held"):
         table.pages_of(0)
-    with pytest.raises(WindowError, match="frame 0 is not among the frames held"):
-        table.restage(0, 1)
 
 
 def test_pages_of_a_table_cannot_be_freed_twice() -> None:

@@ -232,3 +232,47 @@ def test_reset_is_as_good_as_new() -> None:
     table.reset(100)
     assert table.begin(CHUNK).frame_index == 100
     pool.allocator.audit()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_pinned_frames_stay_like_the_sink(fused: bool) -> None:
+    """A shot's first frames are passed over when others leave, until other ones are pinned."""
+    table = PageTable(new_pool(30), WindowConfig(12, 3), CHUNK, fused=fused)
+    for chunk in range(9):
+        table.begin(CHUNK)
+        table.commit()
+        if chunk in (3, 6):
+            table.pin(range(3 * chunk, 3 * chunk + 2))
+    assert table.frames == (0, 1, 2, 18, 19, *range(20, 27))
+    child = table.fork()
+    for _ in range(4):
+        for each in (table, child):
+            each.begin(CHUNK)
+            each.commit()
+    assert table.frames == child.frames == (0, 1, 2, 18, 19, *range(32, 39))
+    assert table.recache_frames() == table.frames[3:]
+    child.pin(())
+    child.begin(CHUNK)
+    child.commit()
+    assert child.frames == (0, 1, 2, *range(33, 42))
+    table.recache(rebuild_sink=True)
+    for _ in range(4):
+        table.begin(CHUNK)
+        table.commit()
+    assert table.frames == (27, 28, 29, *range(42, 51))
+
+
+def test_pins_that_leave_no_room_are_refused() -> None:
+    table = PageTable(new_pool(10), WindowConfig(7, 2), CHUNK)
+    for _ in range(2):
+        table.begin(CHUNK)
+        table.commit()
+    table.pin([3, 4])
+    with pytest.raises(WindowError, match=r"2 \+ 3 pinned \+ chunk_frames 3 = 8 > window_frames 7"):
+        table.pin([3, 4, 5])
+    with pytest.raises(WindowError, match="frame 9 is not among the frames held"):
+        table.pin([9])
+    for _ in range(3):
+        table.begin(CHUNK)
+        table.commit()
+    assert table.frames == (0, 1, 3, 4, 12, 13, 14)

@@ -56,23 +56,12 @@ def test_poison_marks_what_nobody_may_read() -> None:
         assert tensor[pages[1]].isnan().all()
 
 
-def test_copy_page_copies_every_layer() -> None:
-    pool = KVPool(GEOMETRY, 4)
-    for tensor in (*pool.k, *pool.v):
-        tensor.copy_(torch.randn(tensor.shape))
-    before = [tensor.clone() for tensor in (*pool.k, *pool.v)]
-    pool.copy_page(1, 3)
-    for tensor, old in zip((*pool.k, *pool.v), before, strict=True):
-        assert torch.equal(tensor[3], old[1])
-        assert torch.equal(tensor[:3], old[:3])
-
-
 def test_a_pool_built_under_inference_mode_can_be_written_outside() -> None:
     with torch.inference_mode():
         pool = KVPool(GEOMETRY, 2, poison_freed=True)
-    pool.copy_page(0, 1)
+    pool.forget([0])
     with torch.inference_mode():
-        pool.copy_page(1, 0)
+        pool.forget([1])
 
 
 def test_refusals_cross_process_borders() -> None:

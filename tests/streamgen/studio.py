@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from torch import Tensor
 
+from kvcache import Staging, WindowConfig
 from streamgen.messages import Chunk, Event
-from streamgen.model_runner import StepBatch
+from streamgen.model_runner import ModelRunner, StepBatch
 from streamgen.models.presets import Preset
-from streamgen.session import Session
+from streamgen.refill import Refill
+from streamgen.session import Session, SessionState
 from streamgen.session_config import SessionRequest
 from streamgen.startup import start_engine
+from streamgen.text import TextMix
+from streamgen.work import ChunkWork, LoneCommit
 from tests.streamgen.tiny import TINY, tiny_config
 
-PASSES = TINY.steps + 1  # and the commit
+PASSES = TINY.steps  # of a chunk; its commit rides with the first pass of the next
+FRAMES = 12  # of one session's share of the cache: the window and the chunk in work
 
 
 class FakeClock:
@@ -29,6 +36,13 @@ class FakeClock:
         return self.now
 
 
+def flat_costs(
+    runner: ModelRunner, window: WindowConfig, sizes: Sequence[int] = (1,)
+) -> dict[int, float]:
+    """Stand in for the measurement at the start: sessions share each pass that they can."""
+    return dict.fromkeys(sizes, 0.01)
+
+
 class Studio:
     """An engine over random weights, and viewers that play every chunk as soon as it is there."""
 
@@ -36,9 +50,11 @@ class Studio:
         self.clock = FakeClock()
         self.chunks: dict[str, list[Chunk]] = {}
         self.events: dict[str, list[Event]] = {}
-        self.engine = start_engine(
-            tiny_config(**options), self._deliver, preset=preset, clock=self.clock
-        )
+        with patch.object(ModelRunner, "measure_s", flat_costs):
+            self.engine = start_engine(
+                tiny_config(**options), self._deliver, preset=preset, clock=self.clock
+            )
+        self.engine.scheduler.costs = copy.deepcopy(self.engine.costs)  # not followed up
         self.pool = self.engine.runner.pool
 
     def __enter__(self) -> Studio:
@@ -62,7 +78,22 @@ class Studio:
         """Step until the session has so many chunks, and return them."""
         while len(self.chunks.get(session.id, [])) < num_chunks:
             assert self.step(), f"{session.state}: nothing more comes of {session.id}"
+            assert session.phase is not SessionState.FAILED, self.events[session.id]
         return self.chunks[session.id][:num_chunks]
+
+    def made(self, session: Session) -> list[Chunk]:
+        """Return the chunks that came of a session so far."""
+        return self.chunks.get(session.id, [])
+
+    def more(self, session: Session, num_chunks: int) -> list[Chunk]:
+        """Return the next so many chunks of a session."""
+        num_made = len(self.made(session))
+        return self.make(session, num_made + num_chunks)[num_made:]
+
+    def rest(self, session: Session, num_chunks: int = 0) -> None:
+        """Step to the moment between two chunks of a session, the first after so many."""
+        while session.work is not None or session.num_chunks < num_chunks:
+            assert self.step(), f"{session.state}: nothing more comes of {session.id}"
 
     def audit(self) -> int:
         """Check the books of the pool and return how many pages nobody has."""
@@ -125,24 +156,35 @@ def watch(studio: Studio, see: Callable[[StepBatch], None]) -> None:
 
 
 def watch_prompts(studio: Studio) -> dict[str, dict[int, set[str]]]:
-    """Record, by session and chunk in order of work, the texts that its passes read."""
+    """Record, by session and chunk in order of work, the texts that its rows read."""
     used: dict[str, dict[int, set[str]]] = {}
-    begun: dict[str, int] = {}
 
     def see(batch: StepBatch) -> None:
         texts = {slot: str(text) for text, slot in studio.engine.runner.text._slots.items()}
+        rows = {id(row.staging): row for row in batch.rows}
         for session in studio.engine.sessions.values():
-            run = session.run
-            if run is None or not any(row.staging is run.staging for row in batch.rows):
-                continue
-            index = run.spec.index if run.spec else session.kept.index(session.uncommitted[0])
-            used.setdefault(session.id, {}).setdefault(index, set()).add(texts[run.text_slot])
-            begun[session.id] = index
+            for index, staging in stagings(session):
+                if id(staging) in rows:
+                    text = texts[rows[id(staging)].text_slot]
+                    used.setdefault(session.id, {}).setdefault(index, set()).add(text)
 
     watch(studio, see)
     return used
 
 
+def stagings(session: Session) -> Iterator[tuple[int, Staging]]:
+    """Yield what a session has under way: a chunk's number, and what its row writes and reads."""
+    chunks = {chunk.first_latent: chunk.index for chunk in session.history}
+    work = session.work
+    if isinstance(work, Refill):
+        for _, staging, _ in work.waiting:
+            yield chunks[staging.frame_index], staging
+    if isinstance(work, ChunkWork):
+        yield work.spec.index, work.staging
+    if isinstance(work, (ChunkWork, LoneCommit)) and work.commit is not None:
+        yield chunks[work.commit.staging.frame_index], work.commit.staging
+
+
 def slot_of(studio: Studio, text: str) -> int | None:
-    slot: int | None = studio.engine.runner.text._slots.get(text)
+    slot: int | None = studio.engine.runner.text._slots.get(TextMix.of(text))
     return slot

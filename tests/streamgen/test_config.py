@@ -12,6 +12,7 @@ from streamgen.config import EngineConfig, engine_config
 from streamgen.errors import ConfigError, InvalidPrompt, InvalidRequest, Unsupported
 from streamgen.session_config import SessionConfig, SessionRequest
 from streamgen.startup import find_device, resolve
+from streamgen.text import TextMix
 from tests.streamgen.tiny import TINY, tiny_config, with_chunks
 
 
@@ -76,12 +77,28 @@ def test_q39_a_misspelt_key_is_an_error_in_every_layer(
         ("window", "0"),
         ("max_session_seconds", "-1"),
         ("deterministic", "maybe"),
+        ("fused", "yes"),
+        ("max_queue", "-1"),
+        ("max_utilisation", "1.5"),
+        ("max_utilisation", "0"),
+        ("history_seconds", "-1"),
+        ("stall_timeout", "soon"),
+        ("faults", "vae.decode:maybe"),
+        ("faults", "vae.decode@0"),
         ("model", ""),
     ],
 )
 def test_a_value_that_does_not_parse_names_option_and_legal_values(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"flag --{key.replace('_', '-')}: {key} = .*expected"):
         engine_config(flags={key: value})
+
+
+def test_options_that_may_be_left_off_say_so() -> None:
+    off = {"max_utilisation": "none", "history_seconds": "none", "faults": "none", "max_queue": 0}
+    config = engine_config(flags=off | {"fused": "off"})
+    assert (config.max_utilisation, config.history_seconds, config.faults) == (None, None, None)
+    assert (config.max_queue, config.fused) == (0, False)
+    assert engine_config(flags={"faults": "vae.decode:oom@3"}).faults == "vae.decode:oom@3"
 
 
 @pytest.mark.parametrize("content", ["- a\n- b", "window: [", "3"])
@@ -166,11 +183,27 @@ def test_q18_a_prompt_without_text_is_refused(prompt: object) -> None:
         session(prompt=prompt)
 
 
-def test_q18_several_texts_are_unsupported_and_one_is_its_text() -> None:
-    with pytest.raises(Unsupported, match="list of 1000"):
+def test_q18_several_texts_are_mixed_by_their_weights_and_one_is_itself() -> None:
+    one = TextMix.of("a star")
+    assert session(prompt=[{"text": "a star", "weight": 0.2}]).prompt == one
+    assert session(prompt=(("a star", 2.0),)).prompt == session(prompt="a star").prompt == one
+    mix = session(prompt=[{"text": "a star", "weight": 3}, "a cube", ("a star", 4)]).prompt
+    assert mix == TextMix((("a star", 7 / 8), ("a cube", 1 / 8)))
+    assert session(prompt=mix).prompt == mix
+
+
+@pytest.mark.parametrize("weight", [0, -1, 1001, float("nan"), float("inf"), True, "1", None])
+def test_q18_a_weight_that_is_no_share_is_refused(weight: object) -> None:
+    with pytest.raises(InvalidPrompt, match="above 0, at most 1000"):
+        session(prompt=[{"text": "a star", "weight": weight}, "a cube"])
+
+
+def test_q18_more_than_sixteen_texts_or_unknown_fields_are_refused() -> None:
+    assert len(session(prompt=[f"scene {n}" for n in range(16)]).prompt.parts) == 16
+    with pytest.raises(InvalidPrompt, match="list of 1,000 texts; at most 16"):
         session(prompt=["a"] * 1000)
-    assert session(prompt=[{"text": "a star", "weight": 1.0}]).prompt == "a star"
-    assert session(prompt=(("a star", 2.0),)).prompt == "a star"
+    with pytest.raises(InvalidPrompt, match="'wait'"):
+        session(prompt=[{"text": "a star", "wait": 1.0}])
 
 
 @pytest.mark.parametrize("prompt", ["a\0b", "\ud83d", "x" * 2001, "y" * 100_000])
@@ -192,7 +225,7 @@ def test_q20_what_is_not_text_or_too_long_is_refused(prompt: str) -> None:
     ],
 )
 def test_q20_other_text_is_kept_character_by_character(prompt: str) -> None:
-    assert session(prompt=prompt).prompt == prompt
+    assert session(prompt=prompt).prompt == TextMix.of(prompt)
 
 
 @pytest.mark.parametrize("num_frames", [0, -1, 1.5, "81", True])
@@ -202,7 +235,16 @@ def test_q27_an_impossible_number_of_frames_is_refused(num_frames: object) -> No
 
 
 @pytest.mark.parametrize(
-    "field", [{"steps": 0}, {"steps": 5}, {"fps": 0}, {"fps": 61}, {"window": 0}, {"sink": -1}]
+    "field",
+    [
+        {"steps": 0},
+        {"steps": 5},
+        {"fps": 0},
+        {"fps": 61},
+        {"window": 0},
+        {"sink": -1},
+        {"priority": "high"},
+    ],
 )
 def test_numbers_out_of_range_are_refused(field: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):

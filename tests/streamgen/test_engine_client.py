@@ -11,6 +11,8 @@ import pytest
 import pytest_asyncio
 
 from streamgen.engine_client import EngineClient
+from streamgen.engine_commands import Reply
+from streamgen.engine_link import EngineLink
 from streamgen.errors import (
     Capacity,
     EngineStopped,
@@ -21,6 +23,8 @@ from streamgen.errors import (
 )
 from streamgen.messages import (
     Applied,
+    Queued,
+    Rewind,
     SetPrompt,
     StateChanged,
     Superseded,
@@ -191,16 +195,100 @@ async def test_chunks_that_are_not_let_go_do_not_stop_the_engine(client: EngineC
     await stream.close()
 
 
+async def test_a_fork_plays_beside_its_parent(client: EngineClient) -> None:
+    parent = await client.open(REQUEST)
+    chunks = await play(parent, until=3)
+    child = await parent.fork()
+    assert child.id != parent.id
+    assert child.config == parent.config
+    await child.control(SetPrompt("a star"))
+    theirs, mine = await asyncio.gather(play(child, until=6), play(parent, until=6))
+    assert theirs[0].index > chunks[-1].index
+    assert theirs[0].first_frame_index >= chunks[-1].first_frame_index + 12
+    assert (str(theirs[-1].record.text), str(mine[-1].record.text)) == ("a star", "a red ball")
+    earlier = child.record().chunks[1].index
+    with pytest.raises(Capacity):
+        await parent.fork(earlier)
+    await parent.close()
+    again = await child.fork(earlier)
+    assert [c.index for c in again.record().chunks] == [0, earlier]
+    for stream in (child, again):
+        await stream.close()
+    await quiet(client, sessions_free=2)
+
+
+async def test_a_fork_of_a_chunk_that_is_not_kept_is_refused(client: EngineClient) -> None:
+    stream = await client.open(REQUEST)
+    await play(stream, until=1)
+    with pytest.raises(NotFound, match="chunk 99 is not kept"):
+        await stream.fork(99)
+    await stream.close()
+
+
+async def test_a_rewind_goes_back_and_numbers_go_on(client: EngineClient) -> None:
+    stream = await client.open(REQUEST)
+    await play(stream, until=2)
+    await stream.control(SetPrompt("a star"))
+    await play(stream, until=5)
+    receipt = await stream.control(Rewind(1, "back"))
+    chunks = await play(stream, until=9)
+    first = next(c for c in chunks if receipt.event_id in c.started_event_ids)
+    assert str(first.record.text) == "a red ball"
+    assert first.record.draw == 2
+    assert [c.index for c in chunks] == list(range(6, 10))
+    kept = [c.index for c in stream.record().chunks]
+    assert kept[:3] == [0, 1, first.index]
+    await stream.close()
+
+
+async def test_a_record_goes_on_as_another_session(client: EngineClient) -> None:
+    stream = await client.open(dataclasses.replace(REQUEST, priority="batch"))
+    await play(stream, until=3)
+    await stream.control(SetPrompt("a star", event_id="pending"))
+    record = stream.record()
+    await stream.close()
+    other = await client.restore(record)
+    assert other.id != stream.id
+    assert other.config.priority == "batch"
+    chunks = await play(other, until=record.num_chunks)
+    assert [c.index for c in chunks] == [record.num_chunks]
+    assert chunks[0].started_event_ids == ("pending",)
+    assert str(chunks[0].record.text) == "a star"
+    await other.close()
+
+
+async def test_whoever_finds_no_place_waits_and_is_told() -> None:
+    config = tiny_config(max_sessions=1, max_queue=2)
+    client = EngineClient(config, preset=TINY, own_process=False)
+    await client.start()
+    await client.wait_ready()
+    inside, waiting, leaving = [await client.open(REQUEST) for _ in range(3)]
+    assert (inside.state, waiting.state) == ("starting", "queued")
+    told = await anext(waiting.events())
+    assert isinstance(told, Queued)
+    assert told.position == 0
+    with pytest.raises(Capacity) as full:
+        await client.open(REQUEST)
+    assert full.value.retry_after_s
+    assert client.stats().queue_length == 2
+    await leaving.close()
+    assert client.stats().queue_length == 1
+    await inside.close()
+    assert [c.index for c in await play(waiting, until=1)] == [0, 1]
+    assert client.stats().queue_length == 0
+    await client.close()
+
+
 async def test_stages_are_told_and_nothing_opens_before_the_last() -> None:
     client = EngineClient(tiny_config(dtype="auto"), preset=TINY, own_process=False)
     stages: list[str] = []
-    handle = client._handle
+    hear = client.supervisor._hear
 
-    def note(reply: object) -> None:
-        handle(reply)  # type: ignore[arg-type]
+    def note(link: EngineLink, reply: Reply) -> None:
+        hear(link, reply)
         stages.append(client.stats().stage)
 
-    client._handle = note  # type: ignore[method-assign]
+    client.supervisor._hear = note  # type: ignore[method-assign]
     await client.start()
     assert not client.stats().ready
     with pytest.raises(ModelNotReady) as caught:
@@ -209,7 +297,7 @@ async def test_stages_are_told_and_nothing_opens_before_the_last() -> None:
     await client.wait_ready()
     assert client.stats().ready
     assert list(dict.fromkeys(stages)) == ["weights", "measuring", "warm-up", "ready"]
-    assert client.stats().pages_free == client.config.max_sessions * 9
+    assert client.stats().pages_free == client.config.max_sessions * (9 + 3)
     await client.close()
     await client.close()
     with pytest.raises(EngineStopped):

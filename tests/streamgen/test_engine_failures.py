@@ -11,6 +11,7 @@ from torch import Tensor
 from streamgen.messages import Failed, SetPrompt, StateChanged
 from streamgen.model_runner import StepBatch
 from tests.streamgen.studio import (
+    FRAMES,
     PASSES,
     Studio,
     alone,
@@ -21,7 +22,7 @@ from tests.streamgen.studio import (
 from tests.streamgen.tiny import TINY
 
 
-@pytest.mark.parametrize("failing_pass", range(2 * PASSES))
+@pytest.mark.parametrize("failing_pass", range(3 * PASSES))
 def test_a_pass_that_fails_once_is_rolled_back_and_changes_nothing(failing_pass: int) -> None:
     expected = alone(6)
     with Studio(deterministic=True) as studio:
@@ -39,7 +40,7 @@ def test_a_session_that_fails_twice_ends_alone_and_its_viewers_are_told() -> Non
     with Studio(deterministic=True) as studio:
         session, bad = studio.open(), studio.open("bad", seed=1)
         studio.make(session, 2)
-        while bad.run is None:
+        while bad.work is None:
             studio.step()
         with failing(
             studio, lambda batch: any(r.text_slot == slot_of(studio, "bad") for r in batch.rows)
@@ -51,7 +52,7 @@ def test_a_session_that_fails_twice_ends_alone_and_its_viewers_are_told() -> Non
             StateChanged("failed", "internal"),
         ]
         assert_same(studio.make(session, 6), expected)
-        assert studio.audit() == studio.pool.num_pages - 9
+        assert studio.audit() == studio.pool.num_pages - FRAMES
 
 
 def test_running_out_of_memory_twice_has_its_own_code() -> None:
@@ -74,8 +75,8 @@ def test_values_that_are_not_finite_never_leave(times: int) -> None:
     with Studio(deterministic=True) as studio:
         session = studio.open()
         studio.make(session, 2)
-        while session.run is not None:
-            studio.step()
+        studio.rest(session)
+        begun = session.num_chunks
         run = studio.engine.runner.run
 
         def poisoned(batch: StepBatch) -> list[Tensor]:
@@ -90,7 +91,7 @@ def test_values_that_are_not_finite_never_leave(times: int) -> None:
         else:
             (failed,) = [e for e in studio.events[session.id] if isinstance(e, Failed)]
             assert "not finite" in failed.message
-            assert len(studio.chunks[session.id]) == 2
+            assert len(studio.chunks[session.id]) == begun
             assert studio.audit() == studio.pool.num_pages
 
 
@@ -98,14 +99,14 @@ def test_a_text_encoder_that_fails_once_loses_no_control() -> None:
     with Studio() as studio:
         session = studio.open()
         studio.make(session, 2)
-        while session.run is not None:
-            studio.step()
+        studio.rest(session)
+        begun = session.num_chunks
         encoder = studio.engine.runner.text_encoder
         studio.engine.runner.text_encoder = None  # type: ignore[assignment]
         studio.engine.control(session.id, SetPrompt("a star", event_id="e"))
         studio.step()
         studio.engine.runner.text_encoder = encoder
-        chunk = studio.make(session, 3)[-1]
+        chunk = studio.make(session, begun + 1)[-1]
         assert (chunk.prompt_revision, chunk.started_event_ids) == (1, ("e",))
 
 

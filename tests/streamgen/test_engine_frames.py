@@ -11,7 +11,9 @@ import torch
 from streamgen.errors import InvalidRequest
 from streamgen.messages import StateChanged
 from streamgen.session import Session
+from streamgen.work import ChunkWork
 from tests.streamgen.studio import (
+    FRAMES,
     Studio,
 )
 from tests.streamgen.tiny import with_chunks
@@ -98,7 +100,7 @@ def test_q35_a_stream_runs_past_its_window(num_latents: int) -> None:
     with Studio() as studio:
         chunks = studio.make(studio.open(), -(-num_latents // 3))
         assert all(np.isfinite(c.latents).all() for c in chunks)
-        assert studio.audit() == studio.pool.num_pages - 9
+        assert studio.audit() == studio.pool.num_pages - FRAMES
 
 
 def test_q35_what_cannot_be_is_refused_at_admission_and_takes_nothing() -> None:
@@ -113,8 +115,9 @@ def seen_at(studio: Studio, session: Session, frame: int) -> set[int]:
     """Return the latent frames that the chunk with this latent frame attends to."""
     while True:
         assert studio.step()
-        run = session.run
-        if run and frame in range(
-            run.staging.frame_index, run.staging.frame_index + run.staging.num_frames
-        ):
-            return set(run.staging.visible_frames)
+        work = session.work
+        if not isinstance(work, ChunkWork):
+            continue
+        first = work.staging.frame_index
+        if frame in range(first, first + work.staging.num_frames):
+            return set(work.staging.visible_frames)

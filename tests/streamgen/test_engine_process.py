@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import os
 import signal
 import subprocess
@@ -15,17 +16,20 @@ import numpy as np
 import pytest
 
 from streamgen.engine_client import EngineClient
-from streamgen.errors import (
-    EngineStopped,
-    StreamgenError,
-)
+from streamgen.errors import EngineStopped, ModelNotReady, StreamgenError
 from streamgen.frame_ring import FrameRing
-from streamgen.messages import (
-    Failed,
-    StateChanged,
-)
+from streamgen.messages import Failed, Restarted, SetPrompt, StateChanged, Update
 from tests.streamgen.tiny import TINY, tiny_config
-from tests.streamgen.viewers import REQUEST, alive, play, process_client
+from tests.streamgen.viewers import (
+    REQUEST,
+    alive,
+    play,
+    process_client,
+    process_id,
+    quiet,
+    ready,
+    restarted,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,13 +45,143 @@ async def test_weights_that_are_missing_are_said(own_process: bool, tmp_path: Pa
     await client.close()
 
 
-async def test_a_dead_engine_is_told_to_every_viewer() -> None:
+async def test_a_killed_engine_is_replaced_under_a_playing_stream() -> None:
+    client, pid = await process_client(deterministic=True)
+    stream = await client.open(REQUEST)
+    await play(stream, until=2)
+    await stream.control(SetPrompt("a star", event_id="before"))
+    before = await play(stream, until=4)
+    playing = asyncio.create_task(play(stream, until=8))
+    await stream.control(Update(paused=True, event_id="pause"))
+    await stream.control(SetPrompt("a box", event_id="pending"))
+    os.kill(pid, signal.SIGKILL)
+    await restarted(client, 1)
+    assert client.stats().alive
+    assert not client.stats().ready
+    assert client.stats().stage == "restart"
+    with pytest.raises(ModelNotReady) as caught:
+        await client.open(REQUEST)
+    assert caught.value.retryable
+    await ready(client)
+    assert process_id(client) != pid
+    await stream.control(Update(paused=False))
+    chunks = before + await playing
+    assert [c.index for c in chunks] == list(range(3, 9))
+    for one, following in itertools.pairwise(chunks):
+        assert following.first_frame_index == one.first_frame_index + len(one.frames)
+        assert following.pts_s == pytest.approx(one.pts_s + len(one.frames) / one.fps)
+        assert following.prompt_revision >= one.prompt_revision
+    assert [str(c.record.text) for c in (chunks[1], chunks[-1])] == ["a star", "a box"]
+    assert [c.index for c in chunks if "pending" in c.started_event_ids] == [
+        next(c.index for c in chunks if str(c.record.text) == "a box")
+    ]
+    await stream.close()
+    events = [event async for event in stream.events()]
+    assert events.count(Restarted()) == 1
+    assert not any(isinstance(event, Failed) for event in events)
+    assert client.stats().restarts == 1
+    await quiet(client, sessions_free=8)
+    await client.close()
+
+
+async def test_all_streams_go_on_and_those_that_were_suspended_stay_so() -> None:
+    client, pid = await process_client(max_sessions=2)
+    running, suspended = [await client.open(REQUEST) for _ in range(2)]
+    await asyncio.gather(*(play(stream, until=1) for stream in (running, suspended)))
+    await suspended.suspend()
+    leaving = await client.open(REQUEST)
+    os.kill(pid, signal.SIGKILL)
+    await restarted(client, 1)
+    await leaving.close()  # done at once, without an engine
+    assert leaving.state == "closed"
+    resuming = asyncio.create_task(suspended.resume())
+    await ready(client)
+    await resuming
+    chunks = await asyncio.gather(play(running, until=4), play(suspended, until=4))
+    assert [c.index for c in chunks[0]][-1] == [c.index for c in chunks[1]][-1] == 4
+    for stream in (running, suspended):
+        await stream.close()
+        assert [event async for event in stream.events()].count(Restarted()) == 1
+    await quiet(client, sessions_free=2)
+    await client.close()
+
+
+async def test_calls_under_way_fail_with_an_error_that_says_to_ask_again() -> None:
     client, pid = await process_client()
     stream = await client.open(REQUEST)
     await play(stream, until=1)
+    os.kill(pid, signal.SIGSTOP)
+    asked = asyncio.create_task(stream.control(SetPrompt("a star")))
+    opening = asyncio.create_task(client.open(REQUEST))
+    suspending = asyncio.create_task(stream.suspend())
+    await asyncio.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
-    chunks = [chunk async for chunk in stream.chunks()]
-    for chunk in chunks:
+    for call in (asked, opening):
+        with pytest.raises(EngineStopped, match="ask again") as caught:
+            await call
+        assert (caught.value.code, caught.value.retryable) == ("worker_restarted", True)
+    await suspending
+    assert stream.state == "suspended"
+    await ready(client)
+    assert client.list() == (stream,)
+    assert client.stats().sessions_free == 8
+    await client.close()
+
+
+async def test_q14_a_stalled_engine_is_busy_and_nobody_waits_for_it() -> None:
+    client, pid = await process_client(faults="worker.stall:4@6")
+    stream = await client.open(REQUEST)
+    playing = asyncio.create_task(play(stream, until=4))
+    waits, busiest = [], 0.0
+    while not playing.done():
+        start = time.monotonic()
+        await asyncio.sleep(0.01)
+        stats = client.stats()
+        waits.append(time.monotonic() - start)
+        busiest = max(busiest, stats.busy_s)
+        assert stats.alive
+        assert stats.ready
+    assert 2 < busiest < 6
+    assert sorted(waits)[int(0.99 * len(waits))] < 0.25
+    assert client.stats().restarts == 0
+    assert process_id(client) == pid
+    await client.close()
+
+
+async def test_q14_an_engine_that_is_stuck_for_good_is_replaced() -> None:
+    client, pid = await process_client(stall_timeout=2)
+    stream = await client.open(REQUEST)
+    await play(stream, until=1)
+    os.kill(pid, signal.SIGSTOP)
+    start = time.monotonic()
+    await restarted(client, 1)
+    assert time.monotonic() - start < 10
+    await ready(client)
+    assert not alive(pid)
+    assert (await play(stream, until=5))[-1].index == 5
+    await client.close()
+
+
+async def test_q48_a_lost_device_takes_the_process_and_not_the_sessions() -> None:
+    client, pid = await process_client(faults="pass.denoise:fatal@8")
+    streams = [await client.open(REQUEST) for _ in range(2)]
+    chunks = await asyncio.gather(*(play(stream, until=5) for stream in streams))
+    assert [[c.index for c in made] for made in chunks] == [list(range(6))] * 2
+    assert client.stats().restarts == 1
+    assert process_id(client) != pid
+    await client.close()
+
+
+async def test_an_engine_that_dies_again_and_again_is_given_up() -> None:
+    client, _ = await process_client()
+    stream = await client.open(REQUEST)
+    for _ in range(3):
+        os.kill(process_id(client), signal.SIGKILL)
+        deaths = client.stats().restarts
+        await restarted(client, deaths + 1)
+        if client.stats().alive:
+            await ready(client)
+    for chunk in [chunk async for chunk in stream.chunks()]:
         chunk.release()
     events = [event async for event in stream.events()]
     assert isinstance(events[-2], Failed)

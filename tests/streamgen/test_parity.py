@@ -28,7 +28,20 @@ def small_stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stream_fixture(directory, StreamShape(layers=1, runs={"local4": (4, 1)}, chunks=3))
 
 
-@pytest.mark.parametrize("kind", ["schedule", "sf_tiny", "sf_local", "taehv_tiny", "wanvae_tiny"])
+KINDS = (
+    "causvid_tiny",
+    "longlive2_window",
+    "schedule",
+    "sf_tiny",
+    "sf_local",
+    "longlive_local",
+    "longlive_switch",
+    "taehv_tiny",
+    "wanvae_tiny",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_published_reference_is_matched(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every output of the fixture is checked and lies within its tolerance."""
     directory = golden(kind)
@@ -41,9 +54,18 @@ def test_published_reference_is_matched(kind: str, capsys: pytest.CaptureFixture
         assert float(error) <= float(tolerance)
         assert verdict == "ok"
     checked = {name.partition("/")[2] for name, *_ in lines}
-    inputs = {"noise", "renoise", "prompt_embeds", "latents", "video", "full.latents", "full.video"}
-    inputs |= {"sample.x0", "sample.noise", "sample.flow"}
-    assert load_file(directory / "tensors.safetensors").keys() - inputs <= checked
+    inputs = {
+        "noise",
+        "start_latents",
+        "prompt_embeds",
+        "latents",
+        "video",
+        "full.latents",
+        "full.video",
+    }
+    inputs |= {"sample.x0", "sample.noise", "sample.flow", "prompt0", "prompt1", "prompt2"}
+    stored = {n for n in load_file(directory / "tensors.safetensors") if "renoise" not in n}
+    assert stored - inputs <= checked
 
 
 def test_several_directories_make_one_report(
@@ -94,6 +116,28 @@ def test_wrong_cache_contents_and_calls_fail(
     assert failed["wrong/local6_sink0.calls"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("setting", "failing"),
+    [
+        ("keep_sink_on_switch", {"output", "recache.flow", "recache_passes"}),
+        ("relative_rotary", {"output", "recache.flow", "recache.kv.last_layer.k"}),
+        ("switch_frame_indices", {"calls", "output", "recache.flow", "recache_passes"}),
+    ],
+)
+def test_another_policy_at_a_switch_fails(
+    setting: str, failing: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What becomes of the sink, where it lies and when the prompt changes all show."""
+    description = json.loads((golden("longlive_switch") / "fixture.json").read_text())
+    scenario = description["scenarios"]["switch12_gsink"]
+    others = {"keep_sink_on_switch": False, "relative_rotary": True, "switch_frame_indices": [15]}
+    scenario[setting] = others[setting]
+    scenarios = {"switch12_gsink": scenario}
+    assert run([altered(golden("longlive_switch"), tmp_path / "wrong", scenarios=scenarios)]) == 1
+    failed = {words[0].partition(".")[2] for words in reported(capsys)[0] if words[3] == "FAIL"}
+    assert failing <= {name.removesuffix(".fused") for name in failed}
+
+
 def test_another_shape_fails_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,19 +163,14 @@ def test_tensor_without_a_rule_is_reported(
     assert "more/mystery - - skipped" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "kind", ["longlive_local", "longlive2_window", "longlive_switch", "causvid_tiny", "odd"]
-)
-def test_unsupported_kind_fails_by_name(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A fixture of a later kind is a failure with a sentence, and others go on."""
+def test_unsupported_kind_fails_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fixture of another kind is a failure with a sentence, and others go on."""
     directory = tmp_path / "later"
     directory.mkdir()
-    (directory / "fixture.json").write_text(json.dumps({"fixture": kind}))
+    (directory / "fixture.json").write_text(json.dumps({"fixture": "odd"}))
     assert run([directory, golden("schedule")]) == 1
     out, err = capsys.readouterr()
-    assert f"later/fixture nan 0 FAIL  kind '{kind}' is not supported" in out
+    assert "later/fixture nan 0 FAIL  kind 'odd' is not supported" in out
     assert out.splitlines()[-1].endswith(" passed, 1 failed")
     assert err == ""
 

@@ -34,6 +34,43 @@ SHAPES = {
         chunks=7,
         size=(2, 10),
     ),
+    "relative": StreamShape(
+        runs={"local6_sink3": (6, 3), "local7_sink4": (7, 4), "local8_sink1": (8, 1)},
+        relative=True,
+        chunks=6,
+    ),
+    "relative, chunk of 2": StreamShape(
+        runs={"local5_sink3": (5, 3), "local7_sink2": (7, 2)},
+        relative=True,
+        chunk=2,
+        chunks=7,
+        heads=3,
+        head_dim=14,
+    ),
+    "switches": StreamShape(
+        scenarios={
+            "kept": ((9,), True, False),
+            "rebuilt": ((9,), False, False),
+            "early_then_late": ((2, 13), True, False),
+            "rebuilt_twice": ((10, 13), False, True),
+            "relative": ((10, 15), True, True),
+        },
+        window=(7, 2),
+        chunks=7,
+        layers=3,
+    ),
+    "switches, chunk of 2": StreamShape(
+        scenarios={"kept": ((7, 11), True, True), "rebuilt": ((7, 11), False, True)},
+        window=(5, 3),
+        chunk=2,
+        chunks=8,
+        steps=(1000,),
+    ),
+    "switches, no sink": StreamShape(
+        scenarios={"kept": ((3, 6), True, False), "rebuilt": ((0, 12), False, False)},
+        window=(6, 0),
+        chunks=6,
+    ),
 }
 
 
@@ -47,7 +84,7 @@ def test_streams_of_other_shapes_pass(
     assert run([directory]) == 0
     lines, last, _ = reported(capsys)
     assert all(words[3] == "ok" for words in lines)
-    num_runs = len(shape.runs) if shape.runs else 1
+    num_runs = len(shape.runs or shape.scenarios or [None])
     assert sum("output" in words[0] for words in lines) == 2 * num_runs
     assert last == f"{len(lines)} passed, 0 failed"
 

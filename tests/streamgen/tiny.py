@@ -61,9 +61,10 @@ TINY = Preset(
 
 
 def tiny_config(**options: object) -> EngineConfig:
-    """Return engine options for tests: float32, poisoned pages, one thread."""
+    """Return engine options for tests: float32, poisoned pages, one thread, no clock to keep."""
     defaults: dict[str, object] = {
         "model": "tiny", "dtype": "fp32", "threads": 1, "poison_freed_pages": True,
+        "max_utilisation": "none", "max_queue": 0,
     }  # fmt: skip
     return engine_config(flags=defaults | options)
 

@@ -39,15 +39,37 @@ async def quiet(client: EngineClient, sessions_free: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def process_client() -> tuple[EngineClient, int]:
+async def restarted(client: EngineClient, times: int) -> None:
+    """Wait until the engine has died so often."""
+    deadline = time.monotonic() + 20
+    while client.stats().restarts < times:
+        assert time.monotonic() < deadline, client.stats()
+        await asyncio.sleep(0.01)
+
+
+async def ready(client: EngineClient) -> None:
+    """Wait until there is an engine again."""
+    deadline = time.monotonic() + 60
+    while not client.stats().ready:
+        assert time.monotonic() < deadline, client.stats()
+        await asyncio.sleep(0.01)
+
+
+async def process_client(**options: object) -> tuple[EngineClient, int]:
     """Return a ready client of its own process, and the process's id."""
-    client = EngineClient(tiny_config(), preset=TINY)
+    client = EngineClient(tiny_config(**options), preset=TINY)
     await client.start()
     await client.wait_ready()
-    assert isinstance(client._link, ProcessLink)
-    assert client._link._process is not None
-    assert client._link._process.pid is not None
-    return client, client._link._process.pid
+    return client, process_id(client)
+
+
+def process_id(client: EngineClient) -> int:
+    """Return the id of the engine's process."""
+    link = client.supervisor.link
+    assert isinstance(link, ProcessLink)
+    assert link._process is not None
+    assert link._process.pid is not None
+    return link._process.pid
 
 
 def alive(pid: int) -> bool:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.transport.fake_scene import Scene, from_blob
+from tests.transport.fake_stream import FakeStream
 from tests.transport.painting import Shot, paint_revision
 from transport.fields import Prompt
 from transport.stream import (
-    Chunk,
-    Event,
-    Failed,
     HostStats,
     ModelInfo,
-    Receipt,
+    Overloaded,
     SessionConfig,
-    State,
-    StateChanged,
     StreamConfig,
     StreamError,
-    Superseded,
 )
-from transport.wire import Control, SessionInteraction
 
 PAGES_PER_SESSION = 10
 
@@ -40,13 +35,22 @@ class FakeHost:
     width: int = 64
     height: int = 48
     max_sessions: int = 3
+    max_queue: int = 0
     max_characters: int = 1_000
+    max_texts: int = 16
+    transitions: tuple[str, ...] = ("cut", "blend", "recache", "reset")
+    keep_chunks: int = 200  # that can be gone back to
+    place_wait_s: float = 20.0  # estimated, for each place in the queue
     paint: Callable[[Shot], NDArray[np.uint8]] = paint_revision
     open_s: float = 0.0
     control_s: float = 0.0
     alive: bool = True
     ready: bool = True
+    busy_s: float = 0.0
+    restarts: int = 0
+    overload: int = 0
     streams: dict[str, FakeStream] = field(default_factory=dict)
+    queue: list[FakeStream] = field(default_factory=list)
     num_opened: int = 0
 
     @property
@@ -60,13 +64,62 @@ class FakeHost:
         if not self.ready:
             raise StreamError("model_not_ready", "warming up", retryable=True, retry_after_s=1)
         effective = self._effective(config)
-        self.check_room()
+        self.check_place()
         await asyncio.sleep(self.open_s)
-        self.check_room()
-        self.num_opened += 1
-        stream = FakeStream(self, f"s{self.num_opened}", effective)
-        self.streams[stream.id] = stream
+        scene = Scene(effective.prompt, 0, effective.seed)
+        stream = await self.admit(effective, scene)
+        stream.score = list(config.score)
         return stream
+
+    async def restore(self, blob: bytes) -> FakeStream:
+        """Go on from a snapshot."""
+        scene, config = from_blob(blob)
+        return await self.admit(config, scene)
+
+    async def admit(self, config: StreamConfig, scene: Scene) -> FakeStream:
+        """Begin a stream, or let it wait."""
+        self.check_place()
+        self.num_opened += 1
+        stream = FakeStream(self, f"s{self.num_opened}", config, scene)
+        self.streams[stream.id] = stream
+        if self.pages_free < PAGES_PER_SESSION:
+            self.queue.append(stream)
+            self._tell_places()
+        else:
+            stream.state = "running"
+            stream.start()
+        return stream
+
+    def admit_waiting(self) -> None:
+        """Give free places to those who wait, the first ones first."""
+        while self.queue and self.pages_free >= PAGES_PER_SESSION:
+            stream = self.queue.pop(0)
+            stream.enter("starting")
+            stream.start()
+        self._tell_places()
+
+    def forget(self, stream: FakeStream) -> None:
+        """A stream ended."""
+        self.streams.pop(stream.id, None)
+        if stream in self.queue:
+            self.queue.remove(stream)
+        self.admit_waiting()
+
+    def set_overload(self, level: int, action: str) -> None:
+        """Trade something for speed, in all streams."""
+        self.overload = level
+        for stream in self.streams.values():
+            stream.tell(Overloaded(level, action))
+
+    async def restart(self, pause_s: float) -> None:
+        """Replace the engine's process."""
+        self.restarts += 1
+        await asyncio.gather(*(stream.restart(pause_s) for stream in self.streams.values()))
+
+    def check_place(self) -> None:
+        """Raise StreamError when there is no room, and none to wait."""
+        if len(self.queue) >= self.max_queue:
+            self.check_room()
 
     def check_room(self) -> None:
         """Raise StreamError when no session can be admitted."""
@@ -75,9 +128,10 @@ class FakeHost:
 
     def check_prompt(self, prompt: Prompt, param: str) -> None:
         """Raise StreamError for what this model cannot do."""
-        if not isinstance(prompt, str):
+        texts = [prompt] if isinstance(prompt, str) else [part.text for part in prompt]
+        if len(texts) > self.max_texts:
             raise StreamError("unsupported", "one text is supported", param=param)
-        if len(prompt) > self.max_characters:
+        if max(map(len, texts)) > self.max_characters:
             raise StreamError("invalid_request", "the prompt is too long", param=param)
 
     def stats(self) -> HostStats:
@@ -92,7 +146,15 @@ class FakeHost:
             sessions_free=self.pages_free // PAGES_PER_SESSION,
             pages_free=self.pages_free,
             models=[model],
+            busy_s=self.busy_s,
+            queue_length=len(self.queue),
+            overload=self.overload,
+            restarts=self.restarts,
         )
+
+    def _tell_places(self) -> None:
+        for position, stream in enumerate(self.queue):
+            stream.wait_at(position, (position + 1) * self.place_wait_s)
 
     def _effective(self, config: SessionConfig) -> StreamConfig:
         self.check_prompt(config.prompt, "prompt")
@@ -113,165 +175,6 @@ class FakeHost:
             chunk_frames=self.chunk_frames,
             window=config.window,
             num_frames=config.num_frames,
+            priority=config.priority or "live",
+            run_unwatched=config.run_unwatched,
         )
-
-
-class FakeStream:
-    """Fits Stream: one task makes chunks and stops for back-pressure, pause and suspension."""
-
-    def __init__(self, host: FakeHost, stream_id: str, config: StreamConfig) -> None:
-        self.id = stream_id
-        self.config = config
-        self.state: State = "running"
-        self.holds_pages = True
-        self.num_released = 0
-        self.num_chunks = 0
-        self.revision = 0  # of the newest prompt accepted
-        self.played_frame = -1
-        self._host = host
-        self._prompt = config.prompt
-        self._shown_revision = 0
-        self._num_frames = 0
-        self._pending: tuple[str, int, Prompt] | None = None
-        self._updates: list[str] = []
-        self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._changed = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._generate())
-
-    async def chunks(self) -> AsyncIterator[Chunk]:
-        """Yield the chunks."""
-        while chunk := await self._chunks.get():
-            yield chunk
-
-    async def events(self) -> AsyncIterator[Event]:
-        """Yield the events."""
-        while event := await self._events.get():
-            yield event
-
-    async def control(self, message: Control) -> Receipt:
-        """Accept a control; the newest prompt wins."""
-        await asyncio.sleep(self._host.control_s)
-        assert message.event_id is not None
-        if isinstance(message, SessionInteraction):
-            self._host.check_prompt(message.prompt, "interaction.event.prompt")
-            if message.transition.mode not in (None, "cut"):
-                raise StreamError("unsupported", "only cut", param="interaction.transition.mode")
-            if self._pending:
-                self._events.put_nowait(Superseded(self._pending[0]))
-            self.revision += 1
-            self._pending = (message.event_id, self.revision, message.prompt)
-        else:
-            if message.seed is not None:
-                self.config = replace(self.config, seed=message.seed)
-            if message.paused is not None:
-                self._enter("paused" if message.paused else "running")
-            self._updates.append(message.event_id)
-        return Receipt(message.event_id, self.revision)
-
-    def played(self, frame_index: int) -> None:
-        """Let the next chunk start when the lead allows."""
-        assert frame_index == self.played_frame + 1, (frame_index, self.played_frame)
-        self.played_frame = frame_index
-        self._changed.set()
-
-    async def suspend(self) -> None:
-        """Free the pages; the chunk under way is lost."""
-        if self.holds_pages and self.state != "closed":
-            self.holds_pages = False
-            self._task.cancel()
-            self._enter("suspended")
-
-    async def resume(self) -> None:
-        """Take pages again and go on."""
-        if not self.holds_pages and self.state != "closed":
-            self._host.check_room()
-            self.holds_pages = True
-            self._enter("running")
-            self._task = asyncio.get_running_loop().create_task(self._generate())
-
-    async def close(self) -> None:
-        """End."""
-        if self.state != "closed":
-            self._task.cancel()
-            self._end("closed")
-
-    def fail(self, failure: Failed) -> None:
-        """End with an error."""
-        self._task.cancel()
-        self._events.put_nowait(failure)
-        self._end("failed")
-
-    def _end(self, state: State) -> None:
-        self.state = state
-        self.holds_pages = False
-        self._host.streams.pop(self.id, None)
-        self._chunks.put_nowait(None)
-        self._events.put_nowait(None)
-
-    def _enter(self, state: State) -> None:
-        self.state = state
-        self._events.put_nowait(StateChanged(state))
-        self._changed.set()
-
-    async def _generate(self) -> None:
-        while self._left() is None or self._left():
-            while self.state == "paused" or self._lead() > self.config.chunk_frames + 2:
-                self._changed.clear()
-                await self._changed.wait()
-            started = self._apply()
-            await asyncio.sleep(self._host.chunk_s)
-            self._chunks.put_nowait(self._chunk(started))
-        self._events.put_nowait(StateChanged("closed", "done"))  # made, and not yet played
-        self._chunks.put_nowait(None)
-        self._events.put_nowait(None)
-
-    def _left(self) -> int | None:
-        limit = self.config.num_frames
-        return None if limit is None else limit - self._num_frames
-
-    def _lead(self) -> int:
-        return self._num_frames - self.played_frame - 1
-
-    def _apply(self) -> tuple[str, ...]:
-        """Take over what was asked for, and return the ids."""
-        started, self._updates = self._updates, []
-        if self._pending:
-            event_id, self._shown_revision, self._prompt = self._pending
-            started.append(event_id)
-            self._pending = None
-        return tuple(started)
-
-    def _chunk(self, started: tuple[str, ...]) -> Chunk:
-        num_frames = self.config.chunk_frames
-        if (left := self._left()) is not None:
-            num_frames = min(num_frames, left)
-        config = self.config
-        shot = Shot(
-            self._prompt,
-            self._shown_revision,
-            config.seed,
-            config.width,
-            config.height,
-            self._num_frames,
-            num_frames,
-        )
-        chunk = Chunk(
-            index=self.num_chunks,
-            first_frame_index=self._num_frames,
-            pts_s=self._num_frames / config.fps,
-            fps=config.fps,
-            prompt_revision=self._shown_revision,
-            seed=config.seed,
-            frames=self._host.paint(shot),
-            generation_s=self._host.chunk_s,
-            release=self._released,
-            started_event_ids=started,
-            completed_event_ids=started,
-        )
-        self.num_chunks += 1
-        self._num_frames += num_frames
-        return chunk
-
-    def _released(self) -> None:
-        self.num_released += 1

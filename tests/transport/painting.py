@@ -27,7 +27,10 @@ def revision_of(picture: NDArray[np.uint8]) -> int:
 
 @dataclass(frozen=True)
 class Shot:
-    """What one chunk shows: `first_frame` on, `num_frames` frames under `prompt`."""
+    """What one chunk shows: `num_frames` frames under `prompt`, from a moment of its scene on.
+
+    In a blend the picture is `share` of the way from the prompt `before`.
+    """
 
     prompt: Prompt
     revision: int
@@ -36,6 +39,8 @@ class Shot:
     height: int
     first_frame: int
     num_frames: int
+    before: Prompt | None = None
+    share: float = 1.0
 
 
 def paint_revision(shot: Shot) -> NDArray[np.uint8]:

@@ -203,7 +203,7 @@ async def test_q26_the_size_cannot_change_in_mid_stream(serve: Serve) -> None:
 
 async def test_what_the_model_cannot_do_is_the_hosts_answer(serve: Serve) -> None:
     """Several texts, another transition, another model: `unsupported` or `not_found`."""
-    server = await serve(FakeHost())
+    server = await serve(FakeHost(max_texts=1, transitions=("cut",)))
     client = await server.connect()
     mixed = [{"text": "a", "weight": 1}, {"text": "b", "weight": 1}]
     await client.send("session.start", prompt=mixed)

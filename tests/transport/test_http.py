@@ -79,7 +79,7 @@ async def test_readiness(serve: Serve) -> None:
     ready = await request(server, "GET", "/readyz")
     assert ready.json() == {
         "status": "ready",
-        "capacity": {"sessions_free": 3, "pages_free": 30},
+        "capacity": {"sessions_free": 3, "pages_free": 30, "queue_length": 0, "overload": 0},
     }
 
 

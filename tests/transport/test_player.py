@@ -49,6 +49,18 @@ class EagerStream:
         """Refuse."""
         raise NotImplementedError
 
+    async def fork(self, at_chunk: int | None) -> EagerStream:
+        """Refuse."""
+        raise NotImplementedError
+
+    async def snapshot(self) -> bytes:
+        """Refuse."""
+        raise NotImplementedError
+
+    async def replay(self) -> bytes:
+        """Refuse."""
+        raise NotImplementedError
+
     async def suspend(self) -> None:
         """Do nothing."""
 
@@ -62,6 +74,11 @@ class EagerStream:
         self.num_released += 1
 
 
+def never(frame: Frame) -> None:
+    """Throw nothing away."""
+    raise AssertionError(frame.index)
+
+
 @pytest.fixture
 def encoder() -> Iterator[Encoder]:
     """Return an encoder."""
@@ -73,7 +90,7 @@ def encoder() -> Iterator[Encoder]:
 async def test_every_frame_is_shown_once_in_order(encoder: Encoder) -> None:
     """And reported as played, and every chunk handed back."""
     stream, shown = EagerStream(6), list[Frame]()
-    player = Player(stream, encoder, lambda: frozenset({"jpeg"}), shown.append)
+    player = Player(stream, encoder, lambda: frozenset({"jpeg"}), shown.append, never)
     player.resume()
     await asyncio.gather(player.receive(), player.play())
     assert [frame.index for frame in shown] == list(range(24))
@@ -85,7 +102,7 @@ async def test_every_frame_is_shown_once_in_order(encoder: Encoder) -> None:
 async def test_what_waits_is_bounded_without_back_pressure(encoder: Encoder) -> None:
     """Paused, it takes three chunks of an engine that would give a thousand."""
     stream = EagerStream(1000)
-    player = Player(stream, encoder, lambda: frozenset({"none"}), lambda frame: None)
+    player = Player(stream, encoder, lambda: frozenset({"none"}), lambda frame: None, never)
     receiving = asyncio.create_task(player.receive())
     playing = asyncio.create_task(player.play())
     await asyncio.sleep(0.3)

@@ -27,6 +27,12 @@ EXAMPLES: list[dict[str, Any]] = [
         "window": 21,
         "sink": 3,
         "acks": True,
+        "score": [
+            {"at_s": 2.5, "prompt": "a star"},
+            {"at_s": 4, "prompt": "a box", "transition": {"mode": "blend", "chunks": 3}},
+        ],
+        "priority": "batch",
+        "run_unwatched": True,
     },
     {"type": "session.start", "prompt": [{"text": "a", "weight": 1}, {"text": "b", "weight": 0.5}]},
     {"type": "session.view", "viewer_token": "t", "format": "none", "acks": False},
@@ -49,6 +55,8 @@ EXAMPLES: list[dict[str, Any]] = [
         "fps": 24,
         "reset": "all",
     },
+    {"type": "session.rewind", "to_chunk": 12, "event_id": "r"},
+    {"type": "session.fork", "at_chunk": 3, "event_id": "f"},
     {"type": "session.ack", "frame_index": 7, "displayed_at_ms": 1.5},
     {"type": "session.ping"},
     {"type": "session.stop"},
@@ -161,8 +169,7 @@ def test_bytes_that_are_no_utf8() -> None:
         start(format="h264"),
         start(format="m4s"),
         start(colour="red"),
-        {"type": "session.rewind", "to_chunk": 1},
-        {"type": "session.fork", "at_chunk": 1},
+        start(score=[{"at_s": 1, "prompt": "a", "at_chunk": 1}]),
         {"type": "session.playback", "position_seconds": 1.0},
         {"type": "session.interaction", "interaction": {"event": {"prompt": "a", "x": 1}}},
     ],
@@ -195,6 +202,9 @@ ILLEGAL: dict[str, list[Any]] = {
     "acks": [1, "true"],
     "format": ["JPEG", "webp", 1, []],
     "model": ["", " ", 5, "m" * 201, "a\0"],
+    "priority": ["", "high", 1],
+    "run_unwatched": [1, "yes"],
+    "score": ["a", {}, [], [{"at_s": 2, "prompt": "a"}, {"at_s": 1, "prompt": "b"}]],
 }
 
 

@@ -56,13 +56,23 @@ export class Connection extends EventTarget {
   #sessionId = null;
   #wasLive = false;
 
-  /** `opening()` gives prompt and settings of a new session; `media` takes its pictures. */
-  constructor(opening, media) {
+  /**
+   * `opening()` gives prompt and settings of a new session; `media` takes its pictures. `signal`
+   * ends the listening to the page's own events.
+   */
+  constructor(opening, media, signal) {
     super();
     this.#opening = opening;
     this.#media = media;
-    addEventListener("online", () => this.hurry());
-    document.addEventListener("visibilitychange", () => document.hidden || this.hurry());
+    addEventListener("online", () => this.hurry(), { signal });
+    const seen = () => document.hidden || this.hurry();
+    document.addEventListener("visibilitychange", seen, { signal });
+  }
+
+  /** Take up a session that was forked, with the next `start`. */
+  adopt({ session_id, resume_token }) {
+    this.#sessionId = session_id;
+    this.#resumeToken = resume_token;
   }
 
   /** Start, or start again; `fresh` forgets the session there was. */
@@ -152,10 +162,9 @@ export class Connection extends EventTarget {
     const attempt = this.#attempt;
     if (message.type === "video.start") this.#begin(message);
     else if (message.type === "session.queued") {
-      this.#show("queued", { position: message.position, etaS: message.eta_s });
+      this.#show("queued", { position: message.position, waitS: message.estimated_wait_s });
     } else if (message.type === "session.state") {
-      attempt.paused = message.state === "paused";
-      this.#showFlow();
+      this.#stateChanged(attempt, message.state);
     } else if (message.type === "session.done") {
       attempt.done = true;
     } else if (message.type === "error" && !message.event_id) {
@@ -164,6 +173,13 @@ export class Connection extends EventTarget {
     this.dispatchEvent(new CustomEvent("message", { detail: message }));
     // The server would wait for a better first message; the page has none until somebody acts.
     if (attempt.failure && !attempt.started) this.#link.close(NOT_BEGUN);
+  }
+
+  #stateChanged(attempt, state) {
+    attempt.paused = state === "paused";
+    if (state === "queued") this.#show("queued");
+    else if (state === "starting" && !attempt.flowing) this.#show("connecting");
+    else this.#showFlow();
   }
 
   #takePicture(buffer) {

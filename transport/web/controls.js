@@ -2,10 +2,10 @@
  * Pause, start over, seed. Each is a request to the server; what is shown is what the server says.
  */
 
+import { newId } from "./prompts.js";
+
 const MAX_SEED = 2 ** 32 - 1;
 const SEED_HINT = "A whole number from 0 to 4294967295.";
-
-let requests = 0;
 
 export class Controls extends EventTarget {
   #send;
@@ -92,8 +92,7 @@ export class Controls extends EventTarget {
   }
 
   #update(fields) {
-    requests += 1;
-    const message = { type: "session.update", event_id: `control-${requests}`, ...fields };
+    const message = { type: "session.update", event_id: newId(), ...fields };
     if (!this.#send(message)) this.dispatchEvent(new CustomEvent("nobody"));
   }
 }

@@ -37,13 +37,24 @@ export class JpegPlayer extends EventTarget {
   #refresh = null;
   #size = null; // of the pictures, "128x128"
 
-  /** `acknowledge(frameIndex, displayedAtMs | undefined)` is called once for each frame. */
-  constructor(canvas, acknowledge) {
+  /**
+   * `acknowledge(frameIndex, displayedAtMs | undefined)` is called once for each frame; `signal`
+   * ends the listening to the page's own events.
+   */
+  constructor(canvas, acknowledge, signal) {
     super();
     this.#canvas = canvas;
     this.#context = canvas.getContext("2d", { alpha: false });
     this.#acknowledge = acknowledge;
-    document.addEventListener("visibilitychange", () => this.#visibilityChanged());
+    document.addEventListener("visibilitychange", () => this.#visibilityChanged(), { signal });
+  }
+
+  /** Show the picture of another canvas until one comes. */
+  begin(canvas) {
+    this.#canvas.width = canvas.width;
+    this.#canvas.height = canvas.height;
+    this.#context.drawImage(canvas, 0, 0);
+    this.#canvas.dataset.frameIndex = canvas.dataset.frameIndex ?? "";
   }
 
   /** Take one binary message: a header and a JPEG. */

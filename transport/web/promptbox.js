@@ -1,14 +1,28 @@
 /**
- * The prompt box: Enter sends, blank is refused here, arrow keys bring earlier prompts back; and
- * the receipt line below it, which follows the newest prompt to the screen.
+ * The prompt box: Enter sends, blank is refused here, arrow keys bring earlier prompts back; how
+ * the prompt takes over; and the receipt line, which follows the newest prompt to the screen.
  */
+
+import { clock } from "./clock.js";
 
 const MAX_BYTES = 60_000; // the server takes messages of 64 KiB
 const STEPS = ["sent", "accepted", "shown"];
 const REACHED = { waiting: 0, sent: 1, accepted: 2, applied: 2, shown: 3 };
 
+const after = ({ latencyMs }) =>
+  latencyMs === null ? "" : ` after ${Math.round(latencyMs).toLocaleString("en")} ms`;
+
+/** Say in words where a going back is. */
+function describeRewind(entry) {
+  if (entry.state === "shown") return `Back at ${clock(entry.atUs)}${after(entry)}`;
+  if (entry.state === "superseded") return "Overtaken by something newer";
+  return entry.state === "rejected" ? `Refused: ${entry.message}` : "Going back";
+}
+
 /** Say in words where a prompt is. */
 export function describe(entry) {
+  if (entry.undone) return "Undone by going back";
+  if (entry.kind === "rewind") return describeRewind(entry);
   switch (entry.state) {
     case "waiting":
       return "Waiting for the stream";
@@ -18,9 +32,7 @@ export function describe(entry) {
     case "applied":
       return "Accepted";
     case "shown":
-      return entry.latencyMs === null
-        ? "On screen"
-        : `On screen after ${Math.round(entry.latencyMs).toLocaleString("en")} ms`;
+      return `On screen${after(entry)}`;
     case "superseded":
       return "Replaced by a newer prompt";
     case "rejected":
@@ -29,19 +41,28 @@ export function describe(entry) {
 }
 
 export class PromptBox extends EventTarget {
+  suggestions = [];
   #form;
   #input;
   #receipt;
+  #how;
+  #chips;
   #log;
   #recalled = null; // how many prompts back the arrow keys have gone
 
-  /** Fires `submit` with the text. */
-  constructor(form, receipt, log) {
+
+  /**
+   * `how` holds the choice of transition, `chips` the suggestions. Fires `submit` {text, transition}.
+   */
+  constructor(form, receipt, how, chips, log) {
     super();
     this.#form = form;
     this.#input = form.querySelector("textarea");
     this.#receipt = receipt;
+    this.#how = { mode: how.querySelector("select"), chunks: how.querySelector("input") };
+    this.#chips = chips;
     this.#log = log;
+    this.#how.mode.addEventListener("change", () => this.#modeChanged());
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#submit();
@@ -53,6 +74,19 @@ export class PromptBox extends EventTarget {
 
   focus() {
     this.#input.focus();
+  }
+
+  /** Offer prompts to press. */
+  suggest(texts) {
+    this.suggestions = texts;
+    for (const text of texts) {
+      const chip = document.createElement("button");
+      chip.type = "button";
+      chip.textContent = text;
+      chip.dir = "auto";
+      chip.addEventListener("click", () => this.offer(text));
+      this.#chips.append(chip);
+    }
   }
 
   /** Put `text` into the box, to be edited or sent. */
@@ -71,8 +105,29 @@ export class PromptBox extends EventTarget {
       return false;
     }
     this.#recalled = null;
-    this.dispatchEvent(new CustomEvent("submit", { detail: text.trim() }));
+    const detail = { text: text.trim(), transition: this.#transition() };
+    this.dispatchEvent(new CustomEvent("submit", { detail }));
     return true;
+  }
+
+  /** Choose how prompts take over, as another box does. */
+  choose(box) {
+    this.#how.mode.value = box.#how.mode.value;
+    this.#how.chunks.value = box.#how.chunks.value;
+    this.#modeChanged();
+  }
+
+  #transition() {
+    const mode = this.#how.mode.value;
+    if (mode !== "blend") return mode ? { mode } : null;
+    const chunks = Math.round(Number(this.#how.chunks.value));
+    const legal = Math.min(Math.max(chunks || 1, 1), 99);
+    this.#how.chunks.value = legal;
+    return { mode, chunks: legal };
+  }
+
+  #modeChanged() {
+    this.#how.chunks.closest("label").hidden = this.#how.mode.value !== "blend";
   }
 
   #submit() {
@@ -125,7 +180,8 @@ export class PromptBox extends EventTarget {
   }
 
   #recall(event, step) {
-    const texts = [...new Set(this.#log.entries.map(({ text }) => text).reverse())];
+    const prompts = this.#log.entries.filter(({ kind }) => kind === "prompt");
+    const texts = [...new Set(prompts.map(({ text }) => text).reverse())];
     const position = (this.#recalled ?? 0) + step;
     if (position < 0 || position > texts.length) return;
     event.preventDefault();
@@ -135,7 +191,7 @@ export class PromptBox extends EventTarget {
 
   #showReceipt(entry) {
     if (entry !== this.#log.entries.at(-1)) return;
-    if (entry.state === "rejected" && !this.#input.value) {
+    if (entry.state === "rejected" && entry.kind === "prompt" && !this.#input.value) {
       this.#input.value = entry.text;
       this.#edited();
     }

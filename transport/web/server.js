@@ -40,6 +40,8 @@ export async function probe() {
   if (status === 503 && body?.status === "warming") {
     return { state: "warming", stage: body.stage, progress: body.progress };
   }
+  // A busy engine answers again; sessions that live can be taken up meanwhile.
+  if (status === 503 && body?.status === "busy") return { state: "ready" };
   if (status === 503 && body?.status) return { state: "away", reason: "The engine is not running." };
   // A proxy whose server is away answers 502 or 504, or 503 with a page of its own.
   if (status >= 502) return { state: "away", reason: "The server cannot be reached." };

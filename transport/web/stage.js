@@ -7,12 +7,21 @@ const STAGES = {
   engine: "Starting the engine",
   compile: "Compiling",
   "warm-up": "Trying the first pictures",
+  restart: "Starting the engine again",
 };
 
 const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1).replace(/\.$/, "")}.`;
 
+/** Say how long it takes until a place is free. */
+function waiting(position, waitS) {
+  if (position === undefined) return "All places are taken.";
+  const before = position === 1 ? "One is before you" : `${position} are before you`;
+  const wait = waitS ? `, about ${waitS < 90 ? `${Math.ceil(waitS)} s` : `${Math.round(waitS / 60)} min`}` : "";
+  return `${position ? before : "You are next"}${wait}.`;
+}
+
 /** Return label, text, button and progress of the panel for one state. */
-function wording({ state, stage, progress, position, etaS, failures, reason, afterMs }) {
+function wording({ state, stage, progress, position, waitS, failures, reason, afterMs }) {
   switch (state) {
     case "connecting":
       return { label: "Connecting", text: "Making the first pictures.", busy: true };
@@ -21,8 +30,8 @@ function wording({ state, stage, progress, position, etaS, failures, reason, aft
       return { label: "Warming up", text, busy: true, progress };
     }
     case "queued": {
-      const wait = etaS ? `, about ${Math.ceil(etaS)} s` : "";
-      return { label: "In the queue", text: `Place ${position}${wait}.`, busy: true };
+      const text = waiting(position, waitS);
+      return { label: "In the queue", text, busy: true, button: "Leave the queue" };
     }
     case "live":
       return { label: "Live" };
@@ -44,29 +53,45 @@ function wording({ state, stage, progress, position, etaS, failures, reason, aft
 
 export class Stage extends EventTarget {
   #root;
-  #prompt = "";
-  #label = "Connecting";
+  #part;
+  #detail = { state: "connecting" };
 
-  /** `root` is the body. Fires `press` with the state when the panel's button is pressed. */
-  constructor(root) {
+  /**
+   * `root` is the pane and `part(name)` finds what is in it. Fires `press` with the state when the
+   * panel's button is pressed, and `change` when what is to be said of the session is another.
+   */
+  constructor(root, part) {
     super();
     this.#root = root;
-    this.#part("panel-button").addEventListener("click", () => {
-      this.dispatchEvent(new CustomEvent("press", { detail: this.state }));
-    });
+    this.#part = part;
+    part("panel-button").addEventListener("click", () => this.#fire("press", this.state));
   }
 
   get state() {
     return this.#root.dataset.state;
   }
 
+  /** The state in a word or two. */
+  get label() {
+    return this.#part("label").textContent;
+  }
+
+  /** The prompt that the picture follows. */
+  get prompt() {
+    return this.#part("caption").textContent;
+  }
+
+  /** What the panel says. */
+  get text() {
+    return this.#part("panel-text").textContent;
+  }
+
   /** Show the state of a `state` event of the connection. */
   show(detail) {
     const { label, text = "", button = "", busy = false, progress } = wording(detail);
-    const changed = label !== this.#label;
-    this.#label = label;
+    this.#detail = detail;
     this.#root.dataset.state = detail.state;
-    this.#part("status").textContent = label;
+    this.#part("label").textContent = label;
     this.#part("panel-title").textContent = label;
     this.#part("panel-text").textContent = text;
     this.#part("panel-button").textContent = button;
@@ -74,29 +99,34 @@ export class Stage extends EventTarget {
     this.#part("panel-busy").hidden = !busy || progress !== undefined;
     this.#part("panel-progress").hidden = progress === undefined;
     this.#part("panel-progress").value = progress ?? 0;
-    this.#title();
-    if (changed) this.#part("announcement").textContent = `${label}. ${text}`;
+    this.#fire("change");
   }
 
   /** Show which prompt the picture follows. */
   caption(text) {
-    this.#prompt = text;
+    if (text === this.prompt) return;
     this.#part("caption").textContent = text;
-    this.#title();
+    this.#part("caption").title = text;
+    this.#fire("change");
   }
 
   /** Say whether pictures keep coming. */
   stalled(yes) {
     this.#root.toggleAttribute("data-stalled", yes);
-    if (this.state === "live") this.#part("status").textContent = yes ? "Waiting" : "Live";
+    if (this.state !== "live") return;
+    const label = yes ? "Waiting" : wording(this.#detail).label;
+    if (label === this.label) return;
+    this.#part("label").textContent = label;
+    this.#fire("change");
   }
 
-  #title() {
-    const first = this.state === "live" && this.#prompt ? this.#prompt : this.#label;
-    document.title = `${first} · streamgen`;
+  /** Say what the server trades while it cannot keep up; level 0: nothing. */
+  overload({ level, action }) {
+    this.#part("overload").hidden = !level;
+    this.#part("overload").textContent = level ? sentence(action) : "";
   }
 
-  #part(id) {
-    return document.getElementById(id);
+  #fire(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
   }
 }

@@ -21,11 +21,16 @@ export class Stats {
   #drawnAt = []; // of the last RATE_WINDOW_MS
   #history = [];
   #nominal = 16;
+  #timer;
 
   /** `panel` holds one element with `data-stat` for each figure and the curve. */
   constructor(panel) {
     this.#panel = panel;
-    setInterval(() => this.#refresh(performance.now()), REFRESH_MS);
+    this.#timer = setInterval(() => this.#refresh(performance.now()), REFRESH_MS);
+  }
+
+  stop() {
+    clearInterval(this.#timer);
   }
 
   /** Set the frame rate the stream should have; the curve is drawn against it. */

@@ -1,18 +1,21 @@
 /**
  * The prompts so far, newest first: the one on screen, those on their way, those that were.
+ *
+ * A row goes back to where its prompt began; beside it are a fork from there, and the text to edit.
  */
 
+import { clock } from "./clock.js";
 import { describe } from "./promptbox.js";
 
 const MAX_ROWS = 100;
 
-/** Return media time as m:ss, or h:mm:ss after an hour. */
-export function clock(ptsUs) {
-  const seconds = Math.floor(ptsUs / 1e6);
-  const parts = [Math.floor(seconds / 60) % 60, seconds % 60];
-  const hours = Math.floor(seconds / 3600);
-  if (hours) parts.unshift(hours);
-  return parts.map((part, i) => (i ? String(part).padStart(2, "0") : part)).join(":");
+function icon(name) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
+  svg.setAttribute("aria-hidden", "true");
+  use.setAttribute("href", `#i-${name}`);
+  svg.append(use);
+  return svg;
 }
 
 export class Timeline extends EventTarget {
@@ -20,7 +23,7 @@ export class Timeline extends EventTarget {
   #log;
   #rows = new Map(); // entry -> its parts
 
-  /** Fires `reuse` with the text of a prompt that was chosen. */
+  /** Fires `reuse` with a text, and `back` and `fork` with the entry that was chosen. */
   constructor(list, log) {
     super();
     this.#list = list;
@@ -31,36 +34,59 @@ export class Timeline extends EventTarget {
   #update(changed) {
     const row = this.#rows.get(changed) ?? this.#add(changed);
     row.item.dataset.promptState = changed.state;
+    row.item.dataset.kind = changed.kind;
+    row.item.toggleAttribute("data-undone", changed.undone);
     row.time.textContent = changed.ptsUs === null ? "" : clock(changed.ptsUs);
     row.words.textContent = describe(changed);
-    for (const [entry, { item }] of this.#rows) {
+    row.text.textContent = changed.text;
+    for (const [entry, { item, main, fork }] of this.#rows) {
       if (entry === this.#log.current) item.setAttribute("aria-current", "true");
       else item.removeAttribute("aria-current");
+      const back = this.#log.canGoBack(entry);
+      main.title = back ? "Go back to here" : "Edit and send again";
+      fork.disabled = !back;
     }
   }
 
   #add(entry) {
     const item = document.createElement("li");
-    const button = document.createElement("button");
+    const main = this.#button(item, "row", null, () => this.#choose(entry));
     const [time, text, words] = ["time", "text", "words"].map((name) => {
       const part = document.createElement("span");
       part.className = name;
-      button.append(part);
+      main.append(part);
       return part;
     });
-    button.type = "button";
-    button.title = "Edit and send again";
-    text.textContent = entry.text;
     text.dir = "auto";
-    button.addEventListener("click", () => {
-      this.dispatchEvent(new CustomEvent("reuse", { detail: entry.text }));
-    });
-    item.append(button);
+    const fork = this.#button(item, "act", "fork", () => this.#fire("fork", entry));
+    fork.title = "Fork from here";
+    const edit = this.#button(item, "act", "edit", () => this.#fire("reuse", entry.text));
+    edit.title = "Edit and send again";
+    for (const button of [fork, edit]) button.setAttribute("aria-label", button.title);
     this.#list.prepend(item);
-    const row = { item, time, words };
+    const row = { item, main, fork, time, text, words };
     this.#rows.set(entry, row);
     if (this.#rows.size > MAX_ROWS) this.#dropOldest();
     return row;
+  }
+
+  #button(item, className, picture, pressed) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = className;
+    if (picture) button.append(icon(picture));
+    button.addEventListener("click", pressed);
+    item.append(button);
+    return button;
+  }
+
+  #choose(entry) {
+    if (this.#log.canGoBack(entry)) this.#fire("back", entry);
+    else this.#fire("reuse", entry.text);
+  }
+
+  #fire(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
   }
 
   #dropOldest() {

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from streamgen.models.taehv import FRAMES_PER_LATENT, STARTUP_FRAMES, TAEHV
 from streamgen.pocket.config import CHUNK_FRAMES, VAE
 from streamgen.pocket.text_encoder import label_indices
-from streamgen.pocket.train.vae import encode_clip
+from streamgen.pocket.train.vae import encode_clip, random_start
 from streamgen.pocket.world import ATTRIBUTES, Scene, random_scene, render_with_object
 
 CLIP_CHUNKS = 3
@@ -69,7 +69,7 @@ def clip_of(rng: np.random.Generator, num_latents: int) -> dict[str, Tensor]:
         entries.append((first_frame(at), scenes[-1]))
     scenes += [scenes[-1]] * (chunks - len(scenes))
     frames = FRAMES_PER_LATENT * num_latents - STARTUP_FRAMES
-    start = int(rng.integers(0, 96))
+    start = random_start(rng)
     timeline = [(first and first + start, scene) for first, scene in entries]
     pixels, mask = render_with_object(timeline, frames, start)
     return {

@@ -23,13 +23,14 @@ from torch.nn import functional as F
 from streamgen.models.loader import load_safetensors_strict
 from streamgen.models.taehv import STARTUP_FRAMES, TAEHV, MemoryBlock
 from streamgen.pocket.config import VAE
-from streamgen.pocket.scenery import SIZE
+from streamgen.pocket.scenery import SIZE, VEIL_PERIOD, veil
 from streamgen.pocket.train.optim import Average, Optimizers, ramp
 from streamgen.pocket.world import random_scene, render
 
 CLIP_FRAMES = 9
 CROP = 64
 POOL_CLIPS = 300
+FALLING_WEIGHT = 5.0  # of pixels behind rain or snow: few, thin, and else forgotten
 
 
 def encode_clip(vae: TAEHV, video: Tensor) -> Tensor:
@@ -38,27 +39,42 @@ def encode_clip(vae: TAEHV, video: Tensor) -> Tensor:
     return vae.encode_step(torch.cat([lead_in, video], dim=1), vae.encoder_state())[0]
 
 
+def random_start(rng: np.random.Generator) -> int:
+    """Draw the world's frame that a clip begins with; what falls is then at its period's start."""
+    return int(rng.integers(0, 96 // VEIL_PERIOD)) * VEIL_PERIOD
+
+
 def random_clip(rng: np.random.Generator, num_frames: int) -> np.ndarray:
-    """Render a clip of one scene, or in a third of the draws of a change between two."""
-    first = random_scene(rng)
-    start = int(rng.integers(0, 96))
+    """Render a clip of one scene, or in a third of the draws of a change between two.
+
+    Returns uint8 `[n, H, W, 4]`: colours, and 255 where rain or snow passes.
+    """
+    first, start = random_scene(rng), random_start(rng)
+    entries = [(0, first)]
     if rng.random() < 0.33:
-        change = start + int(rng.integers(-8, num_frames))
-        return render([(0, first), (change, random_scene(rng))], num_frames, start)
-    return render(first, num_frames, start)
+        entries.append((start + int(rng.integers(-8, num_frames)), random_scene(rng)))
+    frames = np.arange(start, start + num_frames, dtype=np.float32)
+    falling = np.max([veil(scene.weather, frames) for _, scene in entries], axis=0) > 0.05
+    pixels = render(entries, num_frames, start)
+    return np.concatenate([pixels, 255 * falling[..., None].astype(np.uint8)], axis=-1)
 
 
-def batch(pool: list[np.ndarray], rng: np.random.Generator, size: int) -> Tensor:
-    """Cut random crops `[size, 9, 3, 64, 64]` in [0, 1] out of the pool."""
+def batch(
+    pool: list[np.ndarray], rng: np.random.Generator, size: int, device: str
+) -> tuple[Tensor, Tensor]:
+    """Cut random crops out of the pool: pixels `[size, 9, 3, 64, 64]` in [0, 1] and weights."""
     crops = []
     for _ in range(size):
         clip = pool[rng.integers(len(pool))]
         y, x = rng.integers(0, (SIZE - CROP) // 8 + 1, 2) * 8
         crops.append(clip[:, y : y + CROP, x : x + CROP])
-    return torch.from_numpy(np.stack(crops)).permute(0, 1, 4, 2, 3).float() / 255
+    stacked = torch.from_numpy(np.stack(crops)).permute(0, 1, 4, 2, 3).to(device).float() / 255
+    return stacked[:, :, :3], 1 + (FALLING_WEIGHT - 1) * stacked[:, :, 3:]
 
 
-def loss_of(vae: TAEHV, video: Tensor, freeze_encoder: bool) -> tuple[Tensor, Tensor]:
+def loss_of(
+    vae: TAEHV, video: Tensor, weight: Tensor, freeze_encoder: bool
+) -> tuple[Tensor, Tensor]:
     """Return the training loss and the mean squared pixel error."""
     with (
         torch.set_grad_enabled(not freeze_encoder),
@@ -75,7 +91,8 @@ def loss_of(vae: TAEHV, video: Tensor, freeze_encoder: bool) -> tuple[Tensor, Te
     with torch.autocast(video.device.type, torch.bfloat16):
         raw, _ = vae.decode_raw(latents + noise * torch.randn_like(latents), vae.decoder_state())
     out = raw[:, STARTUP_FRAMES:].float()
-    error = (out - video).abs().mean() + 2 * ((out - video) ** 2).mean()
+    off = out - video
+    error = (weight * (off.abs() + 2 * off**2)).mean() / weight.mean()
     for dim in (-1, -2):
         error = error + (out.diff(dim=dim) - video.diff(dim=dim)).abs().mean()
     error = error + (out.diff(dim=1) - video.diff(dim=1)).abs().mean()
@@ -118,8 +135,8 @@ def train(args: argparse.Namespace) -> None:
     while (spent := (time.monotonic() - started) / (60 * args.minutes)) < 1:
         for _ in range(2):
             pool[rng.integers(len(pool))] = random_clip(rng, CLIP_FRAMES)
-        video = batch(pool, rng, args.batch).to(args.device)
-        loss, mse = loss_of(vae, video, args.freeze_encoder)
+        video, weight = batch(pool, rng, args.batch, args.device)
+        loss, mse = loss_of(vae, video, weight, args.freeze_encoder)
         loss.backward()
         optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))
         average.update(vae)
@@ -134,7 +151,7 @@ def train(args: argparse.Namespace) -> None:
     torch.save(vae.state_dict(), checkpoint)
     vae.load_state_dict(average.weights)
     if not args.freeze_encoder:
-        fold(vae, torch.cat([batch(pool, rng, 16) for _ in range(8)]).to(args.device))
+        fold(vae, torch.cat([batch(pool, rng, 16, args.device)[0] for _ in range(8)]))
     save(vae.state_dict(), args.out / "vae.safetensors")
 
 

@@ -1,0 +1,255 @@
+"""Places for sessions: who gets pages now, who waits, and what is traded under overload."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from kvcache import PageTable, PoolExhausted
+from streamgen.chunk_spec import ChunkSpec
+from streamgen.config import EngineConfig
+from streamgen.cost_table import CostTable
+from streamgen.decoder import DecoderStream, StreamingDecoder
+from streamgen.errors import Capacity, InvalidRequest
+from streamgen.limits import UNLIMITED
+from streamgen.messages import Queued
+from streamgen.model_runner import ModelRunner
+from streamgen.models.presets import Preset
+from streamgen.overload import (
+    FEWER_STEPS,
+    LEVELS,
+    RE_ANCHOR,
+    SHORTER_WINDOW,
+    OverloadLadder,
+    Settings,
+    traded,
+)
+from streamgen.planner import BOUND, Admission, Planner, Refusal, SessionLoad, Space
+from streamgen.session import Session, SessionState
+from streamgen.wait_queue import WaitQueue
+
+WATCH_INTERVAL_S: Final = 0.25
+
+
+class Admissions:
+    """Weigh sessions against the device, keep the queue and climb the overload ladder.
+
+    Without `max_utilisation` nothing is played out in real time here: then only memory counts, and
+    nothing is late.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        preset: Preset,
+        runner: ModelRunner,
+        decoder: StreamingDecoder,
+        costs: CostTable,
+    ) -> None:
+        self.config = config
+        self.runner = runner
+        self.decoder = decoder
+        self.is_live = config.max_utilisation is not None
+        pool, text = runner.pool, runner.text
+        self._text_bytes = text.nbytes // text.num_slots
+        capacity = Space(
+            pool.num_pages * pool.geometry.page_bytes,
+            config.max_sessions * decoder.state_bytes,
+            config.max_sessions * self._text_bytes,
+        )
+        bound = BOUND if config.max_utilisation is None else config.max_utilisation
+        self.planner = Planner(costs, runner.config.max_rows, capacity, bound)
+        self.queue = WaitQueue(config.max_queue)
+        self.ladder = OverloadLadder(_levels(config, preset))
+        self._watched_at = 0.0
+
+    # Weighing.
+
+    def num_free(self, sessions: Iterable[Session]) -> int:
+        """Return how many more sessions have room in memory."""
+        return self.config.max_sessions - len(_placed(sessions))
+
+    def utilisation(self, sessions: Iterable[Session]) -> float:
+        """Return the share of the device's time that the live sessions need."""
+        return self.planner.utilisation(self._loads(_placed(sessions)))
+
+    def busy_share(self, sessions: Iterable[Session]) -> float:
+        """Return the share of time that passes are expected to take for the live sessions."""
+        return self.planner.busy_share(self._loads(_placed(sessions)))
+
+    def check(self, session: Session, sessions: Iterable[Session]) -> None:
+        """Raise Capacity unless the session may have a place at once."""
+        placed = _placed(sessions)
+        answer = self._weigh(session, placed)
+        if isinstance(answer, Refusal):
+            ages = self._ages(placed, session.opened_at)
+            raise Capacity(answer.reason, retry_after_s=self.queue.retry_after_s(ages))
+
+    def place(self, session: Session, sessions: Iterable[Session], *, queue: bool) -> bool:
+        """Return whether a session may have a place now; else, with `queue`, let it wait.
+
+        Raises Capacity when it may not and the queue is full, InvalidRequest when it never may.
+        """
+        placed = _placed(sessions)
+        answer = self._weigh(session, placed)
+        if isinstance(answer, Admission) and (len(self.queue) == 0 or not queue):
+            return True
+        if isinstance(answer, Refusal) and not answer.fits_later:
+            raise InvalidRequest(answer.reason, param="window")
+        if queue and self.queue.join(session.id, is_batch=session.is_batch):
+            return False
+        reason = answer.reason if isinstance(answer, Refusal) else "others wait"
+        ages = self._ages(placed, session.opened_at)
+        raise Capacity(
+            f"no room for another session: {reason}; {len(self.queue)} wait already",
+            retry_after_s=self.queue.retry_after_s(ages),
+        )
+
+    def next_in_line(self, sessions: Mapping[str, Session]) -> Session | None:
+        """Return the session that waits longest, out of the queue, if it may have a place now."""
+        first = self.queue.first
+        if first is None:
+            return None
+        session = sessions[first]
+        if isinstance(self._weigh(session, _placed(sessions.values())), Refusal):
+            return None
+        self.queue.leave(first)
+        return session
+
+    def positions(self, sessions: Iterable[Session], now: float) -> Iterator[tuple[str, Queued]]:
+        """Yield what to tell each session that waits."""
+        ages = self._ages(_placed(sessions), now)
+        for position, session_id in enumerate(self.queue):
+            yield session_id, Queued(position, self.queue.estimated_wait_s(position, ages))
+
+    def _weigh(self, session: Session, placed: list[Session]) -> Admission | Refusal:
+        pool = self.runner.pool
+        num_free = self.config.max_sessions - len(placed)
+        free = Space(
+            pool.num_unreserved * pool.geometry.page_bytes,
+            num_free * self.decoder.state_bytes,
+            num_free * self._text_bytes,
+        )
+        return self.planner.admit(
+            self._load(session), self._loads(placed), free, overload_level=self.ladder.level
+        )
+
+    def _loads(self, sessions: Iterable[Session]) -> list[SessionLoad]:
+        return [self._load(session) for session in sessions]
+
+    def _load(self, session: Session) -> SessionLoad:
+        frames = session.config.window.reserved_frames(self.runner.config.chunk_frames, fused=True)
+        space = Space(
+            self.runner.pool.geometry.bytes_for(frames), self.decoder.state_bytes, self._text_bytes
+        )
+        is_batch = session.is_batch or not self.is_live
+        return SessionLoad(session.steps, session.chunk_pixels, session.fps, space, is_batch)
+
+    @staticmethod
+    def _ages(placed: list[Session], now: float) -> list[float]:
+        return [now - session.opened_at for session in placed]
+
+    # Pages.
+
+    def may_recache(self, session: Session, sessions: Iterable[Session], now: float) -> bool:
+        """Take the making of a window's K/V from a session's budget, if it holds one."""
+        loads = self._loads(_placed(sessions))
+        return not self.is_live or self.planner.may_recache(session.recaches, loads, now)
+
+    def check_rewind(self, session: Session, sessions: Iterable[Session], now: float) -> None:
+        """Take a rewind from the session's budget, or raise Capacity with the wait."""
+        if not self.may_recache(session, sessions, now):
+            wait_s = self.planner.recache_wait_s(
+                session.recaches, self._loads(_placed(sessions)), now
+            )
+            raise Capacity(
+                f"the session was rewound often just now; try again in {wait_s:.1f} s",
+                retry_after_s=wait_s,
+            )
+
+    def take_pages(self, session: Session) -> PageTable:
+        """Return a table with the session's whole reservation; it was weighed before."""
+        chunk_frames = self.runner.config.chunk_frames
+        try:
+            return PageTable(self.runner.pool, session.config.window, chunk_frames, fused=True)
+        except PoolExhausted as error:
+            raise Capacity(f"no room for another session: {error}", retry_after_s=5.0) from error
+
+    def give_back(self, session: Session, now: float) -> None:
+        """Take back all that a session holds on the device, and its place in the queue."""
+        self.queue.leave(session.id)
+        if session.commit is not None:
+            session.commit.let_go()
+            session.commit = None
+        if session.table is not None:
+            self.queue.ended(now - session.started_at)
+            session.table.release()
+        session.table, session.stream = None, DecoderStream()
+
+    # Overload.
+
+    def watch(self, sessions: Iterable[Session], now: float) -> bool:
+        """Follow the ladder; return whether its level changed."""
+        if not self.is_live or now - self._watched_at < WATCH_INTERVAL_S:
+            return False
+        self._watched_at = now
+        placed = _placed(sessions)
+        asked = self.planner.utilisation(self._loads(placed))
+        running = self.planner.utilisation([self._as_run(session) for session in placed])
+        return self.ladder.update(now, utilisation=running, asked=asked)
+
+    def note_chunk(self, session: Session, first_frame_index: int, now: float) -> None:
+        """Learn that a chunk was sent out; it was late if playout had run dry before."""
+        if self.is_live and not session.is_batch and session.played_at is not None:
+            dry = first_frame_index <= session.num_played
+            late = dry and now > session.played_at + 1 / session.fps
+            self.ladder.note_chunk(now, late=late)
+            if late and self.ladder.level >= RE_ANCHOR:
+                session.played_at = now  # it does not catch up
+
+    def trade(self, session: Session, spec: ChunkSpec) -> ChunkSpec:
+        """Return the chunk as the ladder's level has it, its window shortened on the way."""
+        settings = self._traded(session)
+        if settings is None:
+            return spec
+        assert session.table is not None
+        window = dataclasses.replace(session.config.window, window_frames=settings.window_frames)
+        session.table.config = window
+        return dataclasses.replace(spec, steps=settings.steps, fps=settings.fps)
+
+    def _traded(self, session: Session) -> Settings | None:
+        """Return what a session runs with at the ladder's level, None when that is not traded."""
+        window = session.config.window
+        if not self.is_live or session.is_batch or window.window_frames is None:
+            return None
+        chunk = session.preset.chunks.chunk_frames
+        asked = Settings(session.steps, window.window_frames, session.fps)
+        least = Settings(
+            min(session.preset.step_range[0], session.steps),
+            min(window.sink_frames + 2 * chunk, window.window_frames),
+            max(1, session.fps // 2),
+        )
+        return traded(self.ladder.level, asked, least)
+
+    def _as_run(self, session: Session) -> SessionLoad:
+        load, settings = self._load(session), self._traded(session)
+        if settings is None:
+            return load
+        return dataclasses.replace(load, steps=settings.steps, fps=settings.fps)
+
+
+def _levels(config: EngineConfig, preset: Preset) -> list[int]:
+    """Return the levels of the ladder that change something here."""
+    without = set()
+    if config.steps is not None and config.steps <= preset.step_range[0]:
+        without.add(FEWER_STEPS)
+    if config.window == UNLIMITED:
+        without.add(SHORTER_WINDOW)
+    return [level for level in LEVELS if level not in without]
+
+
+def _placed(sessions: Iterable[Session]) -> list[Session]:
+    """Return the sessions that hold pages."""
+    waiting = (SessionState.QUEUED, SessionState.SUSPENDED)
+    return [s for s in sessions if s.table is not None and s.phase not in waiting]

@@ -1,0 +1,110 @@
+"""What a pass costs on this machine, by how many rows it has: measured, then kept true.
+
+Whoever decides asks here: the scheduler what a batch is worth, the planner what another session
+takes. Knows no tensor and does no I/O.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Final
+
+MIN_GAIN: Final = 0.05  # a larger batch makes its rows at least this much cheaper, or is not taken
+FOLLOW_RATE: Final = 1 / 8
+LARGEST_ERROR: Final = 1 / 4  # a stall of seconds moves a cost no more than one of a quarter
+# A size that is not run for long is believed to have changed as those have that are: else one that
+# was measured in a bad moment would never be tried again.
+DRIFT_RATE: Final = 1 / 512
+LARGEST_CHANGE: Final = 16.0  # from what was measured at the start, either way
+
+
+class CostTable:
+    """Tell the seconds of passes, decodes and recaches.
+
+    `pass_s` maps numbers of rows, 1 among them, to the seconds measured at warm-up; `decode_s` is
+    of one chunk, `recache_s` of a full window in one forward. `decode_shares_device` says that a
+    decode takes time from the passes, and not that of a processor of its own.
+    """
+
+    def __init__(
+        self,
+        pass_s: Mapping[int, float],
+        *,
+        decode_s: float,
+        recache_s: float,
+        decode_shares_device: bool = False,
+    ) -> None:
+        assert 1 in pass_s, f"no cost of a single row in {pass_s}"
+        assert min(*pass_s, *pass_s.values(), decode_s, recache_s) > 0, (pass_s, decode_s)
+        self.decode_s = decode_s
+        self.recache_s = recache_s
+        self.decode_shares_device = decode_shares_device
+        self._measured_decode_s = decode_s
+        self._measured_recache_s = recache_s
+        # No rows cost nothing, so that a single size means that every row costs the same.
+        self._sizes = [0, *sorted(pass_s)]
+        self._measured_s = [0.0, *(pass_s[size] for size in self._sizes[1:])]
+        self._seconds = list(self._measured_s)
+
+    def pass_s(self, rows: int) -> float:
+        """Return the seconds of a pass: as measured, or on the line between two measured sizes.
+
+        Beyond the largest the last line goes on, but does not fall.
+        """
+        low, share = self._between(rows)
+        low_s, high_s = self._seconds[low : low + 2]
+        seconds = low_s + share * (high_s - low_s)
+        return max(seconds, high_s) if share > 1 else seconds
+
+    def row_s(self, rows: int) -> float:
+        """Return the seconds that each row of a pass of this size costs."""
+        return self.pass_s(rows) / rows
+
+    def batch_size(self, ready: int) -> int:
+        """Return how many of `ready` rows without deadlines should share a pass."""
+        best, best_row_s = 1, self.row_s(1)
+        for rows in range(2, ready + 1):
+            row_s = self.row_s(rows)
+            if row_s <= (1 - MIN_GAIN) * best_row_s:
+                best, best_row_s = rows, row_s
+        return best
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Take in what a pass over full windows really took. One outlier counts for little."""
+        error = seconds / self.pass_s(rows) - 1
+        low, share = self._between(rows)
+        near = {low: 1 - share, low + 1: share} if share < 1 else {low + 1: 1.0}
+        for i, weight in near.items():
+            self._seconds[i] = _followed(self._seconds[i], self._measured_s[i], weight * error)
+        change = self._seconds[low + 1] / self._measured_s[low + 1]
+        for i, measured_s in enumerate(self._measured_s):
+            if i not in near:
+                self._seconds[i] += DRIFT_RATE * (change * measured_s - self._seconds[i])
+
+    def observe_decode(self, seconds: float) -> None:
+        """Take in what the decode of one chunk really took."""
+        error = seconds / self.decode_s - 1
+        self.decode_s = _followed(self.decode_s, self._measured_decode_s, error)
+
+    def observe_recache(self, seconds: float) -> None:
+        """Take in what a recache of a full window really took."""
+        error = seconds / self.recache_s - 1
+        self.recache_s = _followed(self.recache_s, self._measured_recache_s, error)
+
+    def _between(self, rows: int) -> tuple[int, float]:
+        """Return the place of the measured size below, and how far it is on to the one above.
+
+        At a measured size, and beyond the largest, that is at least the whole way.
+        """
+        assert rows >= 1, rows
+        high = min(bisect_left(self._sizes, rows), len(self._sizes) - 1)
+        below = self._sizes[high - 1]
+        return high - 1, (rows - below) / (self._sizes[high] - below)
+
+
+def _followed(seconds: float, measured_s: float, error: float) -> float:
+    """Return a cost after a relative error of it was seen; it stays near what was measured."""
+    bounded = min(max(error, -LARGEST_ERROR), LARGEST_ERROR)
+    followed = seconds * (1 + FOLLOW_RATE * bounded)
+    return min(max(followed, measured_s / LARGEST_CHANGE), measured_s * LARGEST_CHANGE)

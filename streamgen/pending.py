@@ -1,0 +1,97 @@
+"""Controls that were accepted and that no chunk has begun with; the newest of a kind wins."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from streamgen.messages import Control, Rewind, SetPrompt, Update
+from streamgen.text import TextBlend, TextMix
+
+
+@dataclass(frozen=True, slots=True)
+class NewPrompt:
+    """A change of prompt, checked: what it says, and how and over how many chunks it takes over."""
+
+    control: SetPrompt  # with its event's name
+    text: TextMix
+    transition: str
+    num_chunks: int
+    curve: str
+    accepted_at: float
+
+
+@dataclass(slots=True)
+class Pending:
+    """One place for each kind of control. An update is here as often as it has a say."""
+
+    rewind: Rewind | None = None
+    is_rewound: bool = False  # done; the next chunk answers it
+    prompt: NewPrompt | None = None
+    seed: Update | None = None
+    steps: Update | None = None
+    fps: Update | None = None
+    reset: Update | None = None
+    paused: Update | None = None  # it acted at once, and is answered with the next chunk
+
+    def put(self, update: Update) -> None:
+        """Let an update take the place of earlier ones, field by field."""
+        for name in ("seed", "steps", "fps", "reset", "paused"):
+            if getattr(update, name) is not None:
+                setattr(self, name, update)
+
+    def event_ids(self) -> set[str]:
+        """Return the events that still have a say."""
+        return {c.event_id for c in self.controls() if c.event_id is not None}
+
+    def controls(self) -> Iterator[Control]:
+        """Yield what each control still has a say in; given again in this order, all is the same.
+
+        A rewind comes first: what was pending before it, it has replaced.
+        """
+        if self.rewind is not None:
+            yield self.rewind
+        if self.prompt is not None:
+            yield self.prompt.control
+        left: dict[int, Update] = {}
+        for name in ("seed", "steps", "fps", "reset", "paused"):
+            update = getattr(self, name)
+            if update is not None:
+                part = left.get(id(update), Update(event_id=update.event_id))
+                left[id(update)] = dataclasses.replace(part, **{name: getattr(update, name)})
+        yield from left.values()
+
+    @property
+    def is_reset(self) -> bool:
+        """Return whether the next chunk begins with an empty cache."""
+        by_prompt = self.prompt is not None and self.prompt.transition == "reset"
+        return self.reset is not None or by_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """A change of prompt that takes several chunks."""
+
+    start: TextMix
+    change: NewPrompt
+    num_done: int = 0
+
+    @property
+    def event_id(self) -> str:
+        """Return the event that asked for it."""
+        assert self.change.control.event_id is not None
+        return self.change.control.event_id
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the new prompt stands alone."""
+        return self.num_done >= self.change.num_chunks
+
+    @property
+    def text(self) -> TextMix | TextBlend:
+        """Return what the chunk in work shows."""
+        if self.is_done:
+            return self.change.text
+        at = self.num_done / self.change.num_chunks
+        return TextBlend(self.start, self.change.text, at, self.change.curve)

@@ -1,0 +1,99 @@
+"""What a pass costs: between the measured sizes, beyond them, and as the machine changes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamgen.cost_table import LARGEST_CHANGE, CostTable
+from tests.streamgen.simulated_device import BETWEEN, COMPUTE_BOUND, LAUNCH_BOUND, table
+
+
+def new_table(pass_s: dict[int, float]) -> CostTable:
+    return CostTable(pass_s, decode_s=0.02, recache_s=0.06)
+
+
+def test_a_size_that_was_not_measured_lies_on_the_line_between_its_neighbours() -> None:
+    costs = new_table({1: 0.010, 2: 0.012, 8: 0.036})
+    assert [costs.pass_s(n) for n in (1, 2, 5, 8)] == pytest.approx([0.010, 0.012, 0.024, 0.036])
+    assert costs.row_s(8) == pytest.approx(0.0045)
+
+
+def test_beyond_the_largest_size_the_last_line_goes_on() -> None:
+    assert new_table({1: 0.010, 4: 0.022}).pass_s(10) == pytest.approx(0.046)
+    assert new_table({1: 0.010}).pass_s(10) == pytest.approx(0.100)
+
+
+def test_beyond_the_largest_size_nothing_gets_cheaper_by_noise() -> None:
+    assert new_table({1: 0.010, 4: 0.009}).pass_s(100) == pytest.approx(0.009)
+
+
+def test_a_table_without_the_cost_of_one_row_is_a_mistake() -> None:
+    with pytest.raises(AssertionError, match="single row"):
+        new_table({2: 0.010})
+
+
+def test_batches_are_as_large_as_each_growth_makes_rows_five_percent_cheaper() -> None:
+    assert table(COMPUTE_BOUND).batch_size(16) == 1
+    assert table(LAUNCH_BOUND).batch_size(16) == 16
+    assert table(BETWEEN).batch_size(8) == 8
+    assert new_table({1: 0.010, 2: 0.0191}).batch_size(2) == 1  # 4.5 % cheaper
+    assert new_table({1: 0.010, 2: 0.0189}).batch_size(2) == 2  # 5.5 %
+
+
+def test_costs_follow_a_machine_that_becomes_slower() -> None:
+    costs = table(BETWEEN)
+    for _ in range(60):
+        costs.observe(4, 2 * BETWEEN(4))
+        costs.observe_decode(0.012)
+        costs.observe_recache(0.1)
+    assert costs.pass_s(4) == pytest.approx(2 * BETWEEN(4), rel=0.02)
+    assert costs.decode_s == pytest.approx(0.012, rel=0.02)
+    assert costs.recache_s == pytest.approx(0.1, rel=0.02)
+
+
+def test_one_stalled_pass_moves_a_cost_by_a_few_percent_at_most() -> None:
+    costs = table(BETWEEN)
+    costs.observe(4, 30.0)
+    assert costs.pass_s(4) == pytest.approx(BETWEEN(4), rel=0.04)
+
+
+def test_a_size_that_is_not_run_is_believed_to_change_as_those_that_are() -> None:
+    """Else a size that was measured in a bad moment would look dear for ever."""
+    costs = table(BETWEEN)
+    for _ in range(3000):
+        costs.observe(1, BETWEEN(1) / 2)
+    assert costs.pass_s(8) == pytest.approx(BETWEEN(8) / 2, rel=0.02)
+
+
+def test_sizes_that_are_both_run_keep_their_own_costs() -> None:
+    costs = table(BETWEEN)
+    for _ in range(1000):
+        costs.observe(1, BETWEEN(1))
+        costs.observe(8, 1.5 * BETWEEN(8))
+    assert costs.pass_s(1) == pytest.approx(BETWEEN(1), rel=0.03)
+    assert costs.pass_s(8) == pytest.approx(1.5 * BETWEEN(8), rel=0.03)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1e6)), max_size=60))
+def test_whatever_is_observed_costs_stay_positive_and_bounded(
+    seen: list[tuple[int, float]],
+) -> None:
+    costs = table(BETWEEN)
+    for rows, seconds in seen:
+        costs.observe(rows, seconds)
+    for rows in range(1, 41):
+        assert math.isfinite(costs.pass_s(rows))
+        assert costs.pass_s(rows) >= BETWEEN(1) / LARGEST_CHANGE
+
+
+def test_a_clock_that_stands_still_does_no_harm() -> None:
+    costs = table(BETWEEN)
+    for _ in range(10_000):
+        costs.observe(1, 0.0)
+        costs.observe_decode(0.0)
+    assert costs.pass_s(1) > 0
+    assert costs.decode_s > 0

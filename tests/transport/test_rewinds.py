@@ -1,0 +1,143 @@
+"""Which chunks a rewind abandons, whatever comes first: its receipt or its first chunk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import numpy as np
+import pytest
+
+from tests.transport.test_player import EagerStream
+from transport.encoder import Encoder, Frame
+from transport.player import Player
+from transport.rewinds import MAX_REWINDS, Rewinds
+from transport.stream import Chunk
+
+
+def abandoned(rewinds: Rewinds) -> list[int]:
+    """Return which of the first twelve chunks are not played."""
+    return [index for index in range(12) if rewinds.abandon(index)]
+
+
+def test_nothing_is_abandoned_before_the_receipt() -> None:
+    """The engine may refuse."""
+    rewinds = Rewinds()
+    rewinds.asked("r", 3)
+    assert abandoned(rewinds) == []
+    rewinds.dropped("r")
+    rewinds.accepted("r")
+    assert abandoned(rewinds) == []
+
+
+def test_from_the_receipt_on_all_later_chunks_are_abandoned_until_the_new_one() -> None:
+    """The chunk in work, which nobody could stop, too."""
+    rewinds = Rewinds()
+    rewinds.asked("r", 3)
+    rewinds.accepted("r")
+    assert abandoned(rewinds) == [4, 5, 6, 7, 8, 9, 10, 11]
+    rewinds.arrived(7, ("other", "r"))
+    assert abandoned(rewinds) == [4, 5, 6]
+
+
+def test_the_first_chunk_may_be_there_before_the_receipt() -> None:
+    """Both cross the same wire and are taken by two tasks."""
+    rewinds = Rewinds()
+    rewinds.asked("r", 3)
+    rewinds.arrived(7, ("r",))
+    assert abandoned(rewinds) == []
+    rewinds.accepted("r")
+    assert abandoned(rewinds) == [4, 5, 6]
+
+
+def test_a_rewind_that_was_superseded_abandons_nothing_more() -> None:
+    """The newer one does."""
+    rewinds = Rewinds()
+    for event_id, to_chunk in (("a", 2), ("b", 5)):
+        rewinds.asked(event_id, to_chunk)
+        rewinds.accepted(event_id)
+    assert abandoned(rewinds)[0] == 3
+    rewinds.dropped("a")
+    assert abandoned(rewinds)[0] == 6
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """The oldest gives way."""
+    rewinds = Rewinds()
+    for number in range(MAX_REWINDS + 1):
+        rewinds.asked(str(number), 100)
+    rewinds.accepted("0")
+    assert abandoned(rewinds) == []
+
+
+class RewoundStream(EagerStream):
+    """Makes three chunks, then waits; `go_on` makes two more that begin with a rewind."""
+
+    def __init__(self) -> None:
+        super().__init__(5)
+        self.go_on = asyncio.Event()
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """Yield the chunks."""
+        for index in range(5):
+            if index == 3:
+                await self.go_on.wait()
+            frames = np.zeros((4, 16, 16, 3), np.uint8)
+            ids = ("r",) if index == 3 else ()
+            yield Chunk(
+                index,
+                index * 4,
+                0.0,
+                1000,
+                0,
+                0,
+                frames,
+                0.001,
+                self._release,
+                started_event_ids=ids,
+            )
+
+
+@pytest.fixture
+def encoder() -> Iterator[Encoder]:
+    """Return an encoder."""
+    encoder = Encoder()
+    yield encoder
+    encoder.close()
+
+
+async def test_what_is_queued_is_thrown_away_at_once_and_counts_as_played(
+    encoder: Encoder,
+) -> None:
+    """Also while the clock stands; the new chunk is shown without an underrun."""
+    stream, shown, thrown = RewoundStream(), list[int](), list[int]()
+
+    def show(frame: Frame) -> None:
+        shown.append(frame.index)
+
+    player = Player(
+        stream,
+        encoder,
+        lambda: frozenset({"jpeg"}),
+        show,
+        lambda frame: thrown.append(frame.index),
+    )
+    work = asyncio.gather(player.receive(), player.play())
+    while player.pacer.num_queued < 12:
+        await asyncio.sleep(0.01)
+    player.rewinds.asked("r", 0)
+    player.rewound("r")
+    await asyncio.sleep(0.05)
+    assert shown == thrown == []  # chunk 0, which was gone back to, is still to be shown
+    player.resume()
+    while len(thrown) < 8:
+        await asyncio.sleep(0.01)
+    assert shown == [0, 1, 2, 3]
+    await asyncio.sleep(0.1)
+    stream.go_on.set()
+    await work
+    assert thrown == list(range(4, 12))
+    assert shown == [0, 1, 2, 3, *range(12, 20)]
+    assert stream.played_frames == list(range(20))
+    assert player.pacer.num_underruns == 0
+    assert stream.num_released == 5
