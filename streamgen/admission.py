@@ -86,14 +86,22 @@ class Admissions:
             ages = self._ages(placed, session.opened_at)
             raise Capacity(answer.reason, retry_after_s=self.queue.retry_after_s(ages))
 
-    def place(self, session: Session, sessions: Iterable[Session], *, queue: bool) -> bool:
+    def place(
+        self,
+        session: Session,
+        sessions: Iterable[Session],
+        *,
+        queue: bool,
+        for_memory: bool = False,
+    ) -> bool:
         """Return whether a session may have a place now; else, with `queue`, let it wait.
 
+        `for_memory`: it had its place before, so only memory can be lacking.
         Raises Capacity when it may not and the queue is full, InvalidRequest when it never may.
         """
         placed = _placed(sessions)
-        answer = self._weigh(session, placed)
-        if isinstance(answer, Admission) and (len(self.queue) == 0 or not queue):
+        answer = self._weigh(session, placed, for_memory=for_memory)
+        if isinstance(answer, Admission) and (len(self.queue) == 0 or not queue or for_memory):
             return True
         if isinstance(answer, Refusal) and not answer.fits_later:
             raise InvalidRequest(answer.reason, param="window")
@@ -123,7 +131,9 @@ class Admissions:
         for position, session_id in enumerate(self.queue):
             yield session_id, Queued(position, self.queue.estimated_wait_s(position, ages))
 
-    def _weigh(self, session: Session, placed: list[Session]) -> Admission | Refusal:
+    def _weigh(
+        self, session: Session, placed: list[Session], *, for_memory: bool = False
+    ) -> Admission | Refusal:
         pool = self.runner.pool
         num_free = self.config.max_sessions - len(placed)
         free = Space(
@@ -131,9 +141,10 @@ class Admissions:
             num_free * self.decoder.state_bytes,
             num_free * self._text_bytes,
         )
-        return self.planner.admit(
-            self._load(session), self._loads(placed), free, overload_level=self.ladder.level
-        )
+        load = self._load(session)
+        if for_memory:
+            load = dataclasses.replace(load, is_batch=True)
+        return self.planner.admit(load, self._loads(placed), free, overload_level=self.ladder.level)
 
     def _loads(self, sessions: Iterable[Session]) -> list[SessionLoad]:
         return [self._load(session) for session in sessions]

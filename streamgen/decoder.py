@@ -38,6 +38,7 @@ class DecoderStream:
     """The decoder's memory of one session. Only the decoder's thread touches `state`."""
 
     state: Any = field(default=None, repr=False)
+    error: Exception | None = None  # that its memory could not be remade for
 
     @property
     def nbytes(self) -> int:
@@ -87,7 +88,7 @@ class StreamingDecoder:
 
     def prime(self, stream: DecoderStream, latents: Tensor) -> None:
         """Remake a stream's memory from its last latents; their pixels are thrown away."""
-        self._pool.submit(self._twice, self._decode, stream, latents[-PRIME_LATENTS:], 0)
+        self._pool.submit(self._prime, stream, latents[-PRIME_LATENTS:])
 
     def take_seconds(self) -> Iterator[float]:
         """Yield what decodes took since the last call, each in seconds."""
@@ -97,6 +98,12 @@ class StreamingDecoder:
     def close(self) -> None:
         """Drop what waits and end the thread after the decode in work."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _prime(self, stream: DecoderStream, latents: Tensor) -> None:
+        try:
+            self._twice(self._decode, stream, latents, 0)
+        except Exception as error:  # told by the chunk that comes next
+            stream.error = error
 
     @staticmethod
     def _twice(
@@ -111,6 +118,8 @@ class StreamingDecoder:
     def _decode(
         self, stream: DecoderStream, latents: Tensor, num_frames: int
     ) -> npt.NDArray[np.uint8]:
+        if stream.error is not None:
+            raise stream.error
         self._faults.hit("vae.decode")
         start = time.perf_counter()
         batch = latents[None].to(self.device, self.dtype)

@@ -13,7 +13,6 @@ from typing import Final
 
 from streamgen.admission import Admissions
 from streamgen.config import EngineConfig
-from streamgen.cost_table import CostTable
 from streamgen.decoder import StreamingDecoder
 from streamgen.decoding import Decoding
 from streamgen.errors import NotFound
@@ -35,6 +34,7 @@ from streamgen.refill import Refill
 from streamgen.scheduler import Scheduler
 from streamgen.session import Session, SessionState
 from streamgen.session_config import SessionConfig, SessionRequest
+from streamgen.warm_up import Measured
 
 logger: Final = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class StreamEngine:
         preset: Preset,
         runner: ModelRunner,
         decoder: StreamingDecoder,
-        costs: CostTable,
+        measured: Measured,
         output: Output,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -66,7 +66,8 @@ class StreamEngine:
         self.preset = preset
         self.runner = runner
         self.decoder = decoder
-        self.costs = costs
+        self.measured = measured
+        self.costs = costs = measured.costs()
         self.output = output
         self.clock = clock
         self.faults = faults
@@ -132,7 +133,7 @@ class StreamEngine:
             session.phase = SessionState.SUSPENDED
             self.sessions[session.id] = session
             return session
-        return self.lives.add(session, queue=True)
+        return self.lives.add(session, queue=True, for_memory=session_id is not None)
 
     def fork(self, session_id: str, at_chunk: int | None = None) -> Session:
         """Return a new session that shares another's past up to a chunk, by default its newest.

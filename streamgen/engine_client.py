@@ -65,9 +65,7 @@ class EngineClient:
         self.preset = preset or find_preset(config.model)
         self.config = resolve(config, self.preset)
         kind = ProcessLink if own_process else ThreadLink
-        self.supervisor = EngineSupervisor(
-            self.config, lambda config: kind(config, self.preset), self
-        )
+        self.supervisor = EngineSupervisor(self.config, partial(kind, self.preset), self)
         self._streams: dict[str, EngineStream] = {}
         self._asked: dict[int, _Asked] = {}
         self._call_numbers = itertools.count()

@@ -12,6 +12,7 @@ from streamgen.errors import StreamgenError
 from streamgen.messages import Chunk, Control, Event
 from streamgen.record import SessionRecord
 from streamgen.session_config import SessionRequest
+from streamgen.warm_up import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class Stage:
 
     stage: str
     progress: float
+    measured: Measured | None = None  # when ready
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from streamgen.engine_worker import EngineWorker
 from streamgen.errors import EngineStopped
 from streamgen.frame_ring import FrameRing
 from streamgen.models.presets import Preset
+from streamgen.warm_up import Measured
 
 # A worker stops between two passes. One that does not is stuck: it is asked, told, then killed.
 STOP_TIMEOUT_S: Final = 2.5
@@ -58,14 +59,17 @@ class EngineLink(Protocol):
 class ThreadLink:
     """The worker in a thread: no copy, and no shelter from what holds the interpreter."""
 
-    def __init__(self, config: EngineConfig, preset: Preset) -> None:
+    def __init__(
+        self, preset: Preset, config: EngineConfig, measured: Measured | None = None
+    ) -> None:
         self._arguments = (config, preset)
+        self._measured = measured
         self._worker: EngineWorker | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, deliver: Deliver) -> None:
         """Start the thread."""
-        self._worker = EngineWorker(*self._arguments, deliver)
+        self._worker = EngineWorker(*self._arguments, deliver, measured=self._measured)
         self._thread = threading.Thread(target=self._worker.run, name="engine", daemon=True)
         self._thread.start()
 
@@ -95,14 +99,16 @@ class ProcessLink:
     ends when this one does, however that comes about.
     """
 
-    def __init__(self, config: EngineConfig, preset: Preset) -> None:
+    def __init__(
+        self, preset: Preset, config: EngineConfig, measured: Measured | None = None
+    ) -> None:
         assert config.size is not None, "the options are resolved first"
         width, height = config.size
         frames = preset.chunks.temporal_factor * max(
             preset.chunks.chunk_frames, preset.chunks.num_frames(0)
         )
         self._ring_size = (SLOTS_PER_SESSION * config.max_sessions, frames * width * height * 3)
-        self._arguments = (config, preset)
+        self._arguments = (config, preset, measured)
         self._outgoing: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._ready = False
@@ -212,12 +218,13 @@ def run_worker_process(
     log_level: int,
     config: EngineConfig,
     preset: Preset,
+    measured: Measured | None,
 ) -> None:
     """Be the engine's process."""
     logging.basicConfig(level=log_level, format=LOG_FORMAT)
     # Ctrl-C reaches every process of the terminal; whoever started this one ends it in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker = EngineWorker(config, preset, connection.send, ring)
+    worker = EngineWorker(config, preset, connection.send, ring, measured)
     listening = threading.Thread(target=_listen, args=(connection, worker), daemon=True)
     listening.start()
     try:

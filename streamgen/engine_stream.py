@@ -11,7 +11,17 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from streamgen.engine_commands import Admitting, Apply, Call, Change, Command, Fork, Opened, Played
 from streamgen.errors import EngineStopped, NotFound
-from streamgen.messages import Applied, Chunk, Control, Event, Receipt, Restarted, StateChanged
+from streamgen.messages import (
+    Applied,
+    Chunk,
+    Control,
+    Event,
+    Overloaded,
+    Receipt,
+    Restarted,
+    StateChanged,
+)
+from streamgen.overload import ACTIONS
 from streamgen.record import SessionRecord
 from streamgen.session_ledger import SessionLedger
 
@@ -44,6 +54,7 @@ class EngineStream:
         self._caller = caller
         self._chunks: _Feed[Chunk] = _Feed()
         self._events: _Feed[Event] = _Feed()
+        self._overload = 0
         self._told: str | None = None  # a blend that began before the engine was replaced
 
     def chunks(self) -> AsyncIterator[Chunk]:
@@ -103,7 +114,9 @@ class EngineStream:
             return
         if not isinstance(item, Applied) or item.event_id != self._told:
             self._events.put(item)
-        if isinstance(item, StateChanged):
+        if isinstance(item, Overloaded):
+            self._overload = item.level
+        elif isinstance(item, StateChanged):
             self.state = item.state
             if item.state in ENDED:
                 self._chunks.end()
@@ -114,6 +127,8 @@ class EngineStream:
         self._told = self.ledger.blend_event_id
         self.ledger.replaced()
         self._events.put(Restarted())
+        if self._overload:
+            self.take(Overloaded(0, ACTIONS[0]))  # of the engine that is gone
         if state != self.state:
             self.take(StateChanged(state))
 

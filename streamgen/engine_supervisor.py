@@ -14,6 +14,7 @@ from streamgen.config import EngineConfig
 from streamgen.engine_commands import Ping, Reply, Stage, Stopped
 from streamgen.engine_link import EngineLink
 from streamgen.errors import EngineStopped, StreamgenError
+from streamgen.warm_up import Measured
 from streamgen.watchdog import PING_INTERVAL_S, Deaths, Pulse
 
 logger: Final = logging.getLogger(__name__)
@@ -49,17 +50,18 @@ class EngineSupervisor:
     def __init__(
         self,
         config: EngineConfig,
-        make_link: Callable[[EngineConfig], EngineLink],
+        make_link: Callable[[EngineConfig, Measured | None], EngineLink],
         listener: EngineListener,
     ) -> None:
         self.stage = Stage("starting", 0.0)
         self.is_ready = False
-        self.link = make_link(config)
+        self.link = make_link(config, None)
         self._config = config
         self._make_link = make_link
         self._listener = listener
         self._pulse = Pulse()
         self._deaths = Deaths()
+        self._measured: Measured | None = None  # by the first engine, so that the next need not
         self._is_closing = False
         self._is_over = False
         self._is_killed = False
@@ -119,6 +121,7 @@ class EngineSupervisor:
                 self.stage = Stage("restart", stage.progress)
             return
         self.is_ready, self._ready_at = True, time.monotonic()
+        self._measured = stage.measured
         if is_first:
             self._first_start_s = self._ready_at - self._started_at
         else:
@@ -154,7 +157,8 @@ class EngineSupervisor:
         if self._is_closing:
             return
         # A fault is for the first engine: the next one would only die of it too.
-        self.link = link = self._make_link(dataclasses.replace(self._config, faults=None))
+        config = dataclasses.replace(self._config, faults=None)
+        self.link = link = self._make_link(config, self._measured)
         self._is_killed, self._started_at = False, time.monotonic()
         try:
             await asyncio.to_thread(link.start, partial(self._deliver, link))

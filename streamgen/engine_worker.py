@@ -44,6 +44,7 @@ from streamgen.frame_ring import FrameRing
 from streamgen.messages import Chunk, Event, StateChanged
 from streamgen.models.presets import Preset
 from streamgen.startup import start_engine
+from streamgen.warm_up import Measured
 
 logger: Final = logging.getLogger(__name__)
 
@@ -62,7 +63,9 @@ class EngineWorker:
         preset: Preset,
         send: Callable[[Reply], None],
         ring: FrameRing | None = None,
+        measured: Measured | None = None,
     ) -> None:
+        self._measured = measured
         self._config = config
         self._preset = preset
         self._send = send
@@ -88,6 +91,7 @@ class EngineWorker:
                 preset=self._preset,
                 report=self._report,
                 on_decoded=lambda: self._commands.put(Wake()),
+                measured=self._measured,
             )
             try:
                 self._serve(engine)
@@ -103,7 +107,7 @@ class EngineWorker:
 
     def _serve(self, engine: StreamEngine) -> None:
         self._send_load(engine)
-        self._send(Stage("ready", 1.0))
+        self._send(Stage("ready", 1.0, engine.measured))
         idle = True
         while not self._stopping.is_set():
             for command in self._take(wait=idle):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from kvcache import WindowConfig
@@ -72,8 +72,7 @@ class History:
         for chunk in self.chunks:
             if chunk.index == index and self._is_whole(chunk):
                 return chunk
-        kept = [chunk.index for chunk in self.chunks if self._is_whole(chunk)]
-        there = f"{kept[0]} to {kept[-1]}" if kept else "none yet"
+        there = runs([chunk.index for chunk in self.chunks if self._is_whole(chunk)])
         raise NotFound(f"chunk {index} is not kept; there is {there}", param="to_chunk")
 
     def recached(self, text: Text) -> None:
@@ -114,3 +113,14 @@ class History:
         wanted |= set(range(min(self.window.sink_frames, end)))
         seen = self._seen_after(chunk, window)
         return wanted <= {c.first_latent + i for c in seen for i in range(len(c.latents))}
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """Return ascending numbers in words, neighbours as "first to last"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join(" to ".join(map(str, part)) for part in parts) or "none yet"

@@ -66,10 +66,10 @@ class Lives:
             take_up(session, record)
         return session
 
-    def add(self, session: Session, *, queue: bool) -> Session:
+    def add(self, session: Session, *, queue: bool, for_memory: bool = False) -> Session:
         """Give a new session its place, or one in the queue. Raises Capacity."""
         if session.table is None and not self.admissions.place(
-            session, self.sessions.values(), queue=queue
+            session, self.sessions.values(), queue=queue, for_memory=for_memory
         ):
             self.sessions[session.id] = session
             self.output(session.id, StateChanged(session.state.value))

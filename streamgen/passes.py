@@ -18,7 +18,7 @@ from streamgen.cost_table import CostTable
 from streamgen.decoding import Decoding, Denoised
 from streamgen.errors import GenerationFailed, NotFound
 from streamgen.faults import Faults
-from streamgen.messages import Event, Rejected
+from streamgen.messages import Event, Rejected, SetPrompt
 from streamgen.model_runner import ModelRunner, Row, StepBatch
 from streamgen.next_chunk import follow_script, go_back, next_spec
 from streamgen.refill import Refill, begin_rebuild, begin_recache
@@ -134,7 +134,7 @@ class Passes:
                 drop_commit(session)  # its K/V are made again with the others
                 begin_recache(session, self.runner, spec)
                 return None
-            session.spec = spec = dataclasses.replace(spec, is_recached=False)
+            session.spec = spec = as_cut(spec)
             logger.info("session %s: too many recaches, cut instead", session.id)
         commit = session.commit
         waits = commit is not None and not commit.is_settled
@@ -212,14 +212,29 @@ class Passes:
         return Outcome(session, denoised=Denoised.of(work))
 
 
+def as_cut(spec: ChunkSpec) -> ChunkSpec:
+    """Return the chunk as it is when its prompt takes over by a cut, and is logged so."""
+    controls = tuple(
+        dataclasses.replace(control, transition="cut")
+        if isinstance(control, SetPrompt)
+        else control
+        for control in spec.controls
+    )
+    return dataclasses.replace(spec, is_recached=False, controls=controls)
+
+
 def claims(work: Work) -> bool:
     """Take the commit that a work has, unless a forward in preparation has it already.
 
     A fork and its parent share one; the second of them waits a pass.
     """
     commit = work.commit if isinstance(work, (ChunkWork, LoneCommit)) else None
-    if commit is None or commit.is_settled:
+    if commit is None:
         return True
+    if commit.is_settled:
+        if isinstance(work, LoneCommit):  # nothing is left to do
+            work.session.work = work.session.commit = None
+        return isinstance(work, ChunkWork)
     if commit.is_claimed:
         return False
     commit.is_claimed = True

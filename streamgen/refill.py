@@ -101,6 +101,7 @@ def begin_rebuild(session: Session, runner: ModelRunner) -> None:
     frames = _frames(session)
     waiting = deque((*_of(staging, frames), staging) for staging in stagings)
     drop_commit(session)
+    session.recached_for = None  # a recache that was done for a chunk in work is lost with it
     session.work = Refill(session, runner, waiting, runner.config.max_rows)
 
 

@@ -71,7 +71,7 @@ def _entry(index: int, entry: object, default_transition: str) -> ScriptEntry:
         raise InvalidRequest(f"{where} needs at_s or at_chunk, one of them", param="score")
     if at_s is not None and not (_is_number(at_s) and 0 < at_s < math.inf):
         raise InvalidRequest(f"{where}: at_s {at_s!r} must be seconds above 0", param="score")
-    if at_chunk is not None and (not isinstance(at_chunk, int) or at_chunk < 1):
+    if at_chunk is not None and (type(at_chunk) is not int or at_chunk < 1):
         raise InvalidRequest(f"{where}: at_chunk {at_chunk!r} must be 1 or more", param="score")
     try:
         limits.check_prompt(entry.get("prompt"))

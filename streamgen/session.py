@@ -254,16 +254,13 @@ class Session:
         self.pending.prompt = NewPrompt(control, text, transition, num_chunks, curve, now)
 
     def _accept_rewind(self, control: Rewind) -> None:
-        if not isinstance(control.to_chunk, int) or isinstance(control.to_chunk, bool):
+        if type(control.to_chunk) is not int:
             raise InvalidRequest(
                 f"to_chunk {control.to_chunk!r} must be the number of a chunk", param="to_chunk"
             )
         if self.config.num_frames is not None:
-            raise InvalidRequest(
-                "a video of num_frames has an end and cannot be rewound; fork it, or leave "
-                "num_frames out",
-                param="to_chunk",
-            )
+            message = "a video of num_frames has an end and cannot be rewound; fork it instead"
+            raise InvalidRequest(message, param="to_chunk")
         self.history.find(control.to_chunk)
         self.revision += 1
         self.pending = Pending(rewind=control)
@@ -286,7 +283,8 @@ class Session:
     ) -> ChunkRecord:
         """Count a denoised chunk's frames and keep what makes it again."""
         assert self.spec is spec, (self.spec, spec)
-        record = spec.record(latents)
+        # What was asked for, not what the overload ladder made of it, is what goes on later.
+        record = dataclasses.replace(spec.record(latents), steps=self.steps, fps=self.fps)
         self.log.extend(LogEntry(spec.index, control) for control in spec.controls)
         self.lineage, self.waits_for = lineage, None
         self.made[lineage] = record

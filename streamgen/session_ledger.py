@@ -126,10 +126,16 @@ class SessionLedger:
             self._log.append(LogEntry(self._rest.num_chunks, None))
 
     def _take_chunk(self, chunk: ChunkRecord) -> None:
+        # Of steps and fps the chunk has what the device could do, not what was asked for.
+        steps, fps = self._rest.steps, self._rest.fps
         for control in chunk.controls:
             if isinstance(control, Rewind):
-                self._history.go_back(control.to_chunk)
-            elif isinstance(control, SetPrompt) and self._is_recache(control, chunk):
+                last = self._history.go_back(control.to_chunk)
+                steps, fps = last.steps, last.fps
+            elif isinstance(control, Update):
+                steps = steps if control.steps is None else control.steps
+                fps = fps if control.fps is None else control.fps
+            elif self._is_recache(control, chunk):
                 self._history.recached(chunk.text)
         self._history.add(chunk)
         self._log.extend(LogEntry(chunk.index, control) for control in chunk.controls)
@@ -142,8 +148,8 @@ class SessionLedger:
             text=as_mix(chunk.text),
             revision=max(self._rest.revision, chunk.revision),
             seed=chunk.seed,
-            steps=chunk.steps,
-            fps=chunk.fps,
+            steps=steps,
+            fps=fps,
             epoch=chunk.epoch,
             num_chunks=chunk.index + 1,
             num_model_chunks=chunk.draw + 1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import time
@@ -13,25 +12,22 @@ import torch
 
 from kvcache import WindowConfig
 from streamgen.config import EngineConfig
-from streamgen.cost_table import CostTable
-from streamgen.decoder import StreamingDecoder, measure_decode
+from streamgen.decoder import StreamingDecoder
 from streamgen.engine import StreamEngine
 from streamgen.errors import ConfigError
 from streamgen.faults import Faults
 from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
 from streamgen.lives import Output
 from streamgen.model_runner import ModelRunner, RunnerConfig
-from streamgen.models.presets import Model, Preset, build, find_preset
+from streamgen.models.presets import Preset, build, find_preset
 from streamgen.session_config import checked_window, held_frames
+from streamgen.warm_up import Measured, choose_dtypes, measure
 
 logger: Final = logging.getLogger(__name__)
 
 MAX_SESSIONS_A_PASS: Final = 8
-MEASURED_ROWS: Final = (1, 2, 4, 8, 16)
 SPARE_TEXT_SLOTS: Final = 8  # beside the one that each session may have in work
 DECODER_THREADS: Final = 1  # a decode runs beside passes, which have the other cores
-# bf16 has to be clearly faster: at the same speed fp32 is the better picture.
-BF16_GAIN: Final = 0.9
 
 Report = Callable[[str, float], None]
 
@@ -77,10 +73,12 @@ def start_engine(
     report: Report = lambda stage, progress: None,
     clock: Callable[[], float] = time.monotonic,
     on_decoded: Callable[[], None] = lambda: None,
+    measured: Measured | None = None,
 ) -> StreamEngine:
     """Load the model and warm it up. `report` hears of each stage: its name, and 0 to 1 of it all.
 
-    Raises ConfigError, InvalidRequest or CheckpointError.
+    With what an engine before it `measured`, it is ready sooner. Raises ConfigError,
+    InvalidRequest or CheckpointError.
     """
     preset = preset or find_preset(config.model)
     config = resolve(config, preset)
@@ -88,21 +86,24 @@ def start_engine(
     torch.set_num_threads(config.threads or max(1, num_cores() - DECODER_THREADS))
     report("weights", 0.0)
     model = build(preset, dummy=config.load_format == "dummy")
+    sizes, window = runner_config(config, preset, device), engine_window(config, preset)
     report("measuring", 0.4)
-    pass_dtype, decode_dtype = _choose_dtypes(config, model, device)
+    if measured is None:
+        one = runner_config(config, preset, device, num_sessions=1)
+        dtypes = choose_dtypes(config, model, one, window)
+    else:
+        dtypes = measured.dtypes
     report("warm-up", 0.7)
-    runner = ModelRunner(
-        model.dit, model.text_encoder, pass_dtype, runner_config(config, preset, device)
-    )
-    faults = Faults.parse(config.faults)
-    runner.faults = faults
-    costs, state_bytes = measure_costs(config, runner, model, decode_dtype)
+    runner = ModelRunner(model.dit, model.text_encoder, dtypes[0], sizes)
+    model.vae.to(device, dtypes[1])
+    measured = measured or measure(runner, model, dtypes[1], window)
+    faults = runner.faults = Faults.parse(config.faults)
     decoder = StreamingDecoder(
-        model.vae.to(device, decode_dtype),
+        model.vae,
         device,
-        decode_dtype,
+        dtypes[1],
         num_threads=DECODER_THREADS,
-        state_bytes=state_bytes,
+        state_bytes=measured.state_bytes,
         faults=faults,
     )
     report("ready", 1.0)
@@ -111,39 +112,12 @@ def start_engine(
         preset,
         runner,
         decoder,
-        costs,
+        measured,
         output,
         clock=clock,
         on_decoded=on_decoded,
         faults=faults,
     )
-
-
-def measure_costs(
-    config: EngineConfig, runner: ModelRunner, model: Model, decode_dtype: torch.dtype
-) -> tuple[CostTable, int]:
-    """Return what passes of each size and a decode cost, and the bytes of a decoder's memory."""
-    window, device = engine_window(config, model.preset), runner.config.device
-    sizes = [n for n in MEASURED_ROWS if n <= runner.config.max_rows]
-    pass_s = runner.measure_s(window, sizes)
-    latents = torch.zeros(runner.config.chunk_frames, *runner.config.latent_shape, device=device)
-    seconds, state_bytes = measure_decode(
-        model.vae.to(device, decode_dtype), latents.to(decode_dtype)
-    )
-    held = window.window_frames or window.max_frames or runner.config.chunk_frames
-    refill = -(-held // runner.config.chunk_frames)
-    costs = CostTable(
-        pass_s,
-        decode_s=seconds,
-        recache_s=pass_s[min(pass_s, key=lambda n: abs(n - refill))],
-        decode_shares_device=device.type == "cuda",
-    )
-    logger.info(
-        "%s on %s: %s ms a pass, %.1f ms a decode",
-        model.preset.name, device,
-        ", ".join(f"{n} rows {1000 * s:.1f}" for n, s in pass_s.items()), 1000 * seconds,
-    )  # fmt: skip
-    return costs, state_bytes
 
 
 def runner_config(
@@ -192,35 +166,3 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _choose_dtypes(
-    config: EngineConfig, model: Model, device: torch.device
-) -> tuple[torch.dtype, torch.dtype]:
-    """Return the number formats of passes and decodes."""
-    preset, window = model.preset, engine_window(config, model.preset)
-    room_for_one = runner_config(config, preset, device, num_sessions=1)
-    latents = torch.zeros(room_for_one.chunk_frames, *room_for_one.latent_shape, device=device)
-
-    def pass_s(dtype: torch.dtype) -> float:
-        dit = copy.deepcopy(model.dit)
-        return ModelRunner(dit, model.text_encoder, dtype, room_for_one).measure_s(window)[1]
-
-    def chunk_s(dtype: torch.dtype) -> float:
-        return measure_decode(copy.deepcopy(model.vae).to(device, dtype), latents.to(dtype))[0]
-
-    return _choose_dtype(config, "passes", pass_s), _choose_dtype(config, "decodes", chunk_s)
-
-
-def _choose_dtype(
-    config: EngineConfig, work: str, seconds: Callable[[torch.dtype], float]
-) -> torch.dtype:
-    """Return the format that was asked for, or the one that is faster on this machine."""
-    if config.dtype != "auto":
-        return {"bf16": torch.bfloat16, "fp32": torch.float32}[config.dtype]
-    if config.deterministic:
-        return torch.float32  # who asks for every bit wants the better bits
-    fp32_s, bf16_s = seconds(torch.float32), seconds(torch.bfloat16)
-    dtype = torch.bfloat16 if bf16_s < BF16_GAIN * fp32_s else torch.float32
-    logger.info("%s in %s: fp32 %.1f ms, bf16 %.1f ms", work, dtype, 1000 * fp32_s, 1000 * bf16_s)
-    return dtype

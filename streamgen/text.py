@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 CURVES: Final = ("lerp", "slerp")
-_PARALLEL: Final = 1e-4  # radians below which the arc between two embeddings is a line
+_PARALLEL: Final = 1e-3  # radians below which the arc between two embeddings is a line
 SMALLEST_SHARE: Final = 0.01
 
 

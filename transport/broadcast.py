@@ -154,6 +154,8 @@ class Broadcast:
             self.timeline.accepted(receipt.prompt_revision, message.prompt)
         elif isinstance(message, SessionRewind):
             self.player.rewound(event_id)
+            for viewer in self.viewers:
+                viewer.withdraw(self.player.rewinds.abandon)
         return receipt
 
     def _formats(self) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,6 +70,12 @@ class Viewer:
             self.num_dropped += 1
         self._slot = frame
         self._wake.set()
+
+    def withdraw(self, unwanted: Callable[[int], bool]) -> None:
+        """Do not send the frame that waits if its chunk is unwanted."""
+        if self._slot is not None and unwanted(self._slot.chunk.index):
+            self._slot = None
+            self._taken.set()
 
     def finish(self, code: CloseCode, reason: str = "") -> None:
         """Close the connection once the messages that wait are sent. The first reason counts."""

@@ -62,9 +62,10 @@ class ServerProcess:
         self.process.send_signal(number)
 
     def children(self) -> list[int]:
-        """Return the processes that it started."""
-        pid = self.process.pid
-        return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        """Return the processes that it started, oldest first; a new engine may be a thread's."""
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        listed = [(thread / "children").read_text().split() for thread in threads]
+        return sorted(int(n) for numbers in listed for n in numbers)
 
     def wait(self) -> int:
         """Wait for its end, and return the status."""

@@ -92,7 +92,7 @@ class Studio:
 
     def rest(self, session: Session, num_chunks: int = 0) -> None:
         """Step to the moment between two chunks of a session, the first after so many."""
-        while session.work is not None or session.num_chunks < num_chunks:
+        while session.work or session.spec or session.num_chunks < num_chunks:
             assert self.step(), f"{session.state}: nothing more comes of {session.id}"
 
     def audit(self) -> int:
@@ -114,6 +114,20 @@ def assert_same(some: list[Chunk], others: list[Chunk]) -> None:
     for one, other in zip(some, others, strict=True):
         np.testing.assert_array_equal(one.latents, other.latents, f"latents of {one.index}")
         np.testing.assert_array_equal(one.frames, other.frames, f"frames of {one.index}")
+
+
+def psnr_db(one: Chunk, other: Chunk) -> float:
+    error = (one.frames.astype(float) - other.frames.astype(float)) / 255
+    return float(-10 * np.log10(np.square(error).mean() + 1e-12))
+
+
+def assert_numbered(chunks: list[Chunk], first: int = 0, first_frame: int = 0) -> None:
+    """Require chunks, frames and seconds without gap or step back."""
+    assert [c.index for c in chunks] == list(range(first, first + len(chunks)))
+    firsts = np.cumsum([first_frame, *(len(c.frames) for c in chunks)])[:-1]
+    assert [c.first_frame_index for c in chunks] == firsts.tolist()
+    seconds = np.cumsum([chunks[0].pts_s, *(len(c.frames) / c.fps for c in chunks)])[:-1]
+    np.testing.assert_allclose([c.pts_s for c in chunks], seconds)
 
 
 def alone(
@@ -174,10 +188,15 @@ def watch_prompts(studio: Studio) -> dict[str, dict[int, set[str]]]:
 
 def stagings(session: Session) -> Iterator[tuple[int, Staging]]:
     """Yield what a session has under way: a chunk's number, and what its row writes and reads."""
-    chunks = {chunk.first_latent: chunk.index for chunk in session.history}
+    chunks = {
+        chunk.first_latent + i: chunk.index
+        for chunk in session.history
+        for i in range(len(chunk.latents))
+    }
     work = session.work
     if isinstance(work, Refill):
-        for _, staging, _ in work.waiting:
+        for row in work.waiting:
+            staging = next(part for part in row if isinstance(part, Staging))
             yield chunks[staging.frame_index], staging
     if isinstance(work, ChunkWork):
         yield work.spec.index, work.staging

@@ -58,7 +58,7 @@ class Scene:
         self.start_error: OSError | None = None
         self.supervisor = EngineSupervisor(tiny_config(**options), self.make_link, self)
 
-    def make_link(self, config: EngineConfig) -> PretendLink:
+    def make_link(self, config: EngineConfig, measured: object) -> PretendLink:
         link = PretendLink(config)
         link.start_error = self.start_error
         self.links.append(link)

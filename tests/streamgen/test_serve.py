@@ -167,21 +167,6 @@ async def test_q53_with_live_streams_it_ends_in_order() -> None:
 
 
 @slow
-def test_an_engine_that_dies_is_said_and_the_server_still_ends_in_order() -> None:
-    with serving() as server:
-        children = server.children()
-        os.kill(children[-1], signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while "the engine has ended" not in "".join(server.err):
-            assert time.monotonic() < deadline, server.err
-            time.sleep(0.1)
-        assert server.get("healthz").status_code == 200
-        assert server.get("health").status_code == server.get("readyz").status_code == 503
-        server.signal(signal.SIGINT)
-        assert ended(server, children) == 0
-
-
-@slow
 def test_q53_while_the_model_loads_it_ends_in_order() -> None:
     with serving(ready=False) as server:
         answer = server.get("readyz")

@@ -12,6 +12,7 @@ from streamgen.messages import Chunk, Control, Event, Rewind, SetPrompt, Update
 from streamgen.record import LogEntry, SessionRecord
 from streamgen.session import Session
 from streamgen.session_ledger import SessionLedger, Settings
+from streamgen.snapshot import from_bytes, to_bytes
 from streamgen.text import TextMix
 from tests.streamgen.studio import Studio
 from tests.streamgen.tiny import TINY
@@ -49,6 +50,8 @@ class Followed:
         self.control(Update(paused=True, event_id="rest"))
         while self.studio.step():
             pass
+        record = self.ledger.record()
+        assert plain(from_bytes(to_bytes(record, "tiny"), TINY, self.engine.config))
         mine, theirs = self.ledger.record(), self.engine.record(self.session.id)
         assert plain(mine) == plain(theirs)
         for one, other in zip(mine.chunks, theirs.chunks, strict=True):
@@ -141,6 +144,17 @@ def test_what_is_in_effect_counts_what_was_accepted() -> None:
         followed.control(Update(steps=3, fps=8, event_id="c"))
         followed.control(Rewind(1, "d"))
         assert followed.ledger.settings() == Settings(BALL, 42, 2, 16)
+
+
+def test_what_was_asked_for_outlives_what_an_overloaded_device_did() -> None:
+    with Studio() as studio:
+        followed = Followed(studio)
+        (chunk,) = followed.make(1)
+        traded = dataclasses.replace(chunk.record, index=1, draw=1, first_latent=3, steps=1, fps=4)
+        followed.ledger.take(dataclasses.replace(chunk, record=traded))
+        record = followed.ledger.record()
+        assert (record.num_chunks, record.steps, record.fps) == (2, 2, 16)
+        assert (record.chunks[-1].steps, record.chunks[-1].fps) == (1, 4)
 
 
 def test_a_score_is_left_behind_as_it_is_played() -> None:

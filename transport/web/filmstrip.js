@@ -9,7 +9,7 @@ import { clock } from "./clock.js";
 
 const MAX_TILES = 32;
 const HEIGHT_PX = 88; // twice what is shown
-const EVERY_MS = 150; // the newest tile need not show every frame
+const EVERY_MS = 250; // the newest tile need not show every frame
 
 export class Filmstrip extends EventTarget {
   #strip;

@@ -1,0 +1,101 @@
+"""What is measured before an engine opens: number formats, and what passes and decodes cost."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from kvcache import WindowConfig
+from streamgen.config import EngineConfig
+from streamgen.cost_table import CostTable
+from streamgen.decoder import measure_decode
+from streamgen.model_runner import ModelRunner, RunnerConfig
+from streamgen.models.presets import Model
+
+logger: Final = logging.getLogger(__name__)
+
+MEASURED_ROWS: Final = (1, 2, 4, 8, 16)
+# bf16 has to be clearly faster: at the same speed fp32 is the better picture.
+BF16_GAIN: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Keep what was measured, for the engine and for the one that replaces it."""
+
+    dtypes: tuple[torch.dtype, torch.dtype]  # of passes and of decodes
+    pass_s: Mapping[int, float]  # by rows
+    recache_s: float
+    decode_s: float
+    state_bytes: int  # of one decoder stream
+    decode_shares_device: bool
+
+    def costs(self) -> CostTable:
+        """Return a table that begins with these costs."""
+        return CostTable(
+            self.pass_s,
+            decode_s=self.decode_s,
+            recache_s=self.recache_s,
+            decode_shares_device=self.decode_shares_device,
+        )
+
+
+def measure(
+    runner: ModelRunner, model: Model, decode_dtype: torch.dtype, window: WindowConfig
+) -> Measured:
+    """Return what passes of several sizes and a decode cost; the VAE is where it is to run."""
+    config = runner.config
+    pass_s = runner.measure_s(window, [n for n in MEASURED_ROWS if n <= config.max_rows])
+    latents = torch.zeros(config.chunk_frames, *config.latent_shape, device=config.device)
+    decode_s, state_bytes = measure_decode(model.vae, latents.to(decode_dtype))
+    held = window.window_frames or window.max_frames or config.chunk_frames
+    refill = -(-held // config.chunk_frames)
+    logger.info(
+        "%s on %s: %s ms a pass, %.1f ms a decode",
+        model.preset.name, config.device,
+        ", ".join(f"{n} rows {1000 * s:.1f}" for n, s in pass_s.items()), 1000 * decode_s,
+    )  # fmt: skip
+    return Measured(
+        dtypes=(runner.dtype, decode_dtype),
+        pass_s=pass_s,
+        recache_s=pass_s[min(pass_s, key=lambda n: abs(n - refill))],
+        decode_s=decode_s,
+        state_bytes=state_bytes,
+        decode_shares_device=config.device.type == "cuda",
+    )
+
+
+def choose_dtypes(
+    config: EngineConfig, model: Model, room_for_one: RunnerConfig, window: WindowConfig
+) -> tuple[torch.dtype, torch.dtype]:
+    """Return the number formats of passes and decodes, as asked for or the faster ones."""
+    device = room_for_one.device
+    latents = torch.zeros(room_for_one.chunk_frames, *room_for_one.latent_shape, device=device)
+
+    def pass_s(dtype: torch.dtype) -> float:
+        dit = copy.deepcopy(model.dit)
+        return ModelRunner(dit, model.text_encoder, dtype, room_for_one).measure_s(window)[1]
+
+    def chunk_s(dtype: torch.dtype) -> float:
+        return measure_decode(copy.deepcopy(model.vae).to(device, dtype), latents.to(dtype))[0]
+
+    return _choose_dtype(config, "passes", pass_s), _choose_dtype(config, "decodes", chunk_s)
+
+
+def _choose_dtype(
+    config: EngineConfig, work: str, seconds: Callable[[torch.dtype], float]
+) -> torch.dtype:
+    """Return the format that was asked for, or the one that is faster on this machine."""
+    if config.dtype != "auto":
+        return {"bf16": torch.bfloat16, "fp32": torch.float32}[config.dtype]
+    if config.deterministic:
+        return torch.float32  # who asks for every bit wants the better bits
+    fp32_s, bf16_s = seconds(torch.float32), seconds(torch.bfloat16)
+    dtype = torch.bfloat16 if bf16_s < BF16_GAIN * fp32_s else torch.float32
+    logger.info("%s in %s: fp32 %.1f ms, bf16 %.1f ms", work, dtype, 1000 * fp32_s, 1000 * bf16_s)
+    return dtype

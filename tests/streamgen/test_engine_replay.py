@@ -1,0 +1,196 @@
+"""The log of a session, given to a new one as its script, makes the same chunks to the last bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from streamgen.errors import StreamgenError
+from streamgen.messages import Chunk, Control, Rewind, SetPrompt, Update
+from streamgen.record import SessionRecord
+from streamgen.score import ScriptEntry
+from streamgen.session import Session
+from tests.streamgen.studio import Studio, assert_same
+
+Scene = Callable[[Studio, Session], None]
+
+
+def replayed(record: SessionRecord, num_chunks: int) -> list[Chunk]:
+    """Return the chunks of a new session that does what the log says."""
+    script = tuple(ScriptEntry(entry.control, entry.chunk_index) for entry in record.log)
+    config = dataclasses.replace(record.config, script=script)
+    with Studio(deterministic=True) as studio:
+        return studio.make(studio.engine.open_config(config), num_chunks)
+
+
+def assert_replayed(chunks: list[Chunk], again: list[Chunk]) -> None:
+    """Require the same pictures, texts and times; prompts that never showed have no number here."""
+    assert_same(again, chunks)
+    for one, other in zip(again, chunks, strict=True):
+        assert (one.fps, one.pts_s, one.record.text) == (other.fps, other.pts_s, other.record.text)
+
+
+def say(studio: Studio, session: Session, *controls: Control) -> None:
+    for control in controls:
+        studio.engine.control(session.id, control)
+
+
+def every_transition(studio: Studio, session: Session) -> None:
+    for n, transition in enumerate(("cut", "blend", "recache", "reset", "blend", "cut")):
+        studio.rest(session, 3 * n + 2)
+        studio.step()
+        say(studio, session, SetPrompt(f"scene {n}", transition))
+
+
+def settings_and_replaced_controls(studio: Studio, session: Session) -> None:
+    studio.rest(session, 2)
+    say(studio, session, SetPrompt("never shown", "reset"), SetPrompt("a star", "cut"))
+    say(studio, session, Update(seed=1, steps=3), Update(seed=2, fps=30))
+    studio.rest(session, 4)
+    say(studio, session, Update(reset="cache"), SetPrompt("a cube", "recache"), Update(steps=1))
+
+
+def rewinds(studio: Studio, session: Session) -> None:
+    studio.rest(session, 3)
+    say(studio, session, SetPrompt("a star", "blend"))
+    studio.rest(session, 6)
+    say(studio, session, SetPrompt("never shown"), Rewind(4), Update(seed=3))
+    studio.rest(session, 8)
+    studio.step()
+    say(studio, session, Rewind(2), SetPrompt("the sea", "recache"))
+    studio.rest(session, 10)
+    say(studio, session, SetPrompt("a tree", "reset"))
+    studio.rest(session, 12)
+    say(studio, session, Rewind(9))
+
+
+def suspensions(studio: Studio, session: Session) -> None:
+    """Between chunks, within them, with a control in work and one that waits."""
+    for n in range(6):
+        studio.rest(session, 2 * n + 1)
+        say(studio, session, SetPrompt(f"scene {n}", ("cut", "recache", "blend")[n % 3]))
+        for _ in range(n):
+            studio.step()
+        say(studio, session, Update(seed=n))
+        studio.engine.suspend(session.id)
+        studio.engine.resume(session.id)
+
+
+def pauses(studio: Studio, session: Session) -> None:
+    studio.rest(session, 4)
+    say(studio, session, Update(paused=True, seed=5))
+    while studio.step():
+        pass
+    say(studio, session, SetPrompt("a star"), Update(paused=False))
+
+
+@pytest.mark.parametrize(
+    "scene", [every_transition, settings_and_replaced_controls, rewinds, suspensions]
+)
+def test_a_replay_is_the_session_to_the_last_bit(scene: Scene) -> None:
+    with Studio(deterministic=True) as studio:
+        session, other = studio.open(), studio.open("other", seed=9)
+        scene(studio, session)
+        chunks = studio.make(session, session.num_chunks + 3)
+        record = studio.engine.record(session.id)
+        assert studio.made(other)
+    assert_replayed(chunks, replayed(record, len(chunks)))
+
+
+def test_a_replay_without_pauses_is_the_same_video() -> None:
+    with Studio(deterministic=True) as studio:
+        session = studio.open()
+        pauses(studio, session)
+        chunks = studio.make(session, 8)
+        record = studio.engine.record(session.id)
+    log = [e for e in record.log if not (isinstance(e.control, Update) and not e.control.seed)]
+    log = [
+        dataclasses.replace(e, control=dataclasses.replace(e.control, paused=None))
+        if isinstance(e.control, Update)
+        else e
+        for e in log
+    ]
+    again = replayed(dataclasses.replace(record, log=tuple(log)), 8)
+    assert_replayed(chunks, again)
+
+
+@pytest.mark.parametrize("at", [None, 3])
+def test_a_fork_is_replayed_from_its_parents_first_chunk(at: int | None) -> None:
+    with Studio(deterministic=True) as studio:
+        session = studio.open()
+        studio.rest(session, 2)
+        say(studio, session, SetPrompt("a star", "blend", 4))
+        studio.rest(session, 5)
+        say(studio, session, SetPrompt("of the parent alone"))
+        child = studio.engine.fork(session.id, at)
+        say(studio, child, SetPrompt("a cube", "recache"), Update(seed=3))
+        chunks = [*studio.make(session, child.num_chunks), *studio.make(child, 5)]
+        record = studio.engine.record(child.id)
+    assert_replayed(chunks, replayed(record, len(chunks)))
+
+
+@pytest.mark.parametrize("num_steps", range(3))
+def test_a_session_that_was_restored_is_replayed_across_the_gap(num_steps: int) -> None:
+    """As after a crash: chunks of before and after, a control in work and one that waited."""
+    with Studio(deterministic=True) as studio:
+        session = studio.open()
+        studio.rest(session, 4)
+        say(studio, session, SetPrompt("a star", "recache"))
+        for _ in range(num_steps):
+            studio.step()
+        say(studio, session, Update(seed=8))
+        record = studio.engine.record(session.id)
+        before = alone_until(studio, session, record.num_chunks)
+    with Studio(deterministic=True) as studio:
+        session = studio.engine.restore(record)
+        studio.rest(session, 7)
+        say(studio, session, Rewind(3))
+        chunks = [*before, *studio.make(session, 8)]
+        record = studio.engine.record(session.id)
+    assert_replayed(chunks, replayed(record, len(chunks)))
+
+
+def alone_until(studio: Studio, session: Session, num_chunks: int) -> list[Chunk]:
+    """Return what the viewers saw of the first chunks."""
+    studio.engine.emit_decoded(wait_for=studio.engine.num_decoding)
+    return studio.made(session)[:num_chunks]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_was_done_to_a_session_is_done_again(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    with Studio(deterministic=True, history_seconds=4) as studio:
+        session = studio.open(seed=seed)
+        for _ in range(120):
+            action = int(random.integers(12))
+            if action < 6:
+                studio.step()
+            elif action < 9:
+                say(studio, session, random_control(random, session))
+            elif action == 9:
+                studio.engine.suspend(session.id)
+                studio.engine.resume(session.id)
+            elif action == 10:
+                try:
+                    say(studio, session, Rewind(int(random.integers(session.num_chunks + 1))))
+                except StreamgenError:
+                    continue  # not kept any more
+        chunks = studio.make(session, len(studio.made(session)) + 3)
+        record = studio.engine.record(session.id)
+    script = tuple(ScriptEntry(entry.control, entry.chunk_index) for entry in record.log)
+    config = dataclasses.replace(record.config, script=script)
+    with Studio(deterministic=True, history_seconds=4) as studio:
+        assert_replayed(chunks, studio.make(studio.engine.open_config(config), len(chunks)))
+
+
+def random_control(random: np.random.Generator, session: Session) -> Control:
+    kind = int(random.integers(3))
+    if kind == 0:
+        return Update(seed=int(random.integers(9)), steps=int(random.integers(1, 4)))
+    if kind == 1 and random.integers(2):
+        return Update(fps=int(random.integers(8, 30)), reset=random.choice([None, "cache"]))
+    transition = str(random.choice(["cut", "blend", "recache", "reset"]))
+    return SetPrompt(f"scene {random.integers(5)}", transition)
