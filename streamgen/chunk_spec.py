@@ -65,4 +65,5 @@ class ChunkSpec:
             pts_s=self.pts_s,
             fps=self.fps,
             controls=self.controls,
+            is_recached=self.is_recached,
         )

@@ -228,7 +228,7 @@ class EngineClient:
 
     def _adopt(self, opened: Opened) -> EngineStream:
         history_frames = round((self.config.history_seconds or 0.0) * opened.record.config.fps)
-        ledger = SessionLedger(opened.record, self.preset.transition, history_frames)
+        ledger = SessionLedger(opened.record, history_frames)
         stream = self._streams[opened.session_id] = EngineStream(self, opened, ledger)
         return stream
 

@@ -43,7 +43,14 @@ class History:
         needed: set[int] = set()
         for early in [c for c in self.chunks if c.first_frame_index + c.num_frames > reach]:
             needed |= {id(c) for c in self._seen_after(early, self._reach)}
-        self.chunks = deque(c for c in self.chunks if id(c) in needed)
+        texts: dict[int, Text] = {}  # of a sink that a recache made again which is forgotten now
+        for recaching in [c for c in self.chunks if id(c) not in needed]:
+            texts |= dict.fromkeys(map(id, self._made_again_by(recaching)), recaching.text)
+        self.chunks = deque(
+            dataclasses.replace(c, kv_text=texts[id(c)]) if id(c) in texts else c
+            for c in self.chunks
+            if id(c) in needed
+        )
 
     def in_window(self) -> list[ChunkRecord]:
         """Return the chunks that the next one may see, oldest first, with those of the sink."""
@@ -75,18 +82,28 @@ class History:
         there = runs([chunk.index for chunk in self.chunks if self._is_whole(chunk)])
         raise NotFound(f"chunk {index} is not kept; there is {there}", param="to_chunk")
 
-    def recached(self, text: Text) -> None:
-        """Note that the K/V of the window were made again under `text`.
+    def texts_in_window(self) -> list[tuple[ChunkRecord, Text]]:
+        """Return the chunks that the next one may see, and what their K/V are made under.
 
-        Of all chunks in view, that is; but a sink that the rest has left behind is kept as it was.
+        That is a chunk's own text, or that of the last recache since that made it again.
         """
-        seen = self.in_window()
+        texts = {id(chunk): chunk.kv_text for chunk in self.chunks}
+        for recaching in self.chunks:
+            texts |= dict.fromkeys(map(id, self._made_again_by(recaching)), recaching.text)
+        return [(chunk, texts[id(chunk)]) for chunk in self.in_window()]
+
+    def _made_again_by(self, chunk: ChunkRecord) -> list[ChunkRecord]:
+        """Return the chunks whose K/V were made again right before a chunk.
+
+        All in view, that is; but a sink that the rest has left behind is kept as it was.
+        """
+        before = [c for c in self.chunks if c.epoch == chunk.epoch and c.draw < chunk.draw]
+        if not chunk.is_recached or not before:
+            return []
+        seen = self._seen_after(before[-1], self.window.window_frames)
         is_whole = all(one.draw + 1 == other.draw for one, other in pairwise(seen))
         sink = 0 if is_whole and seen[0].draw == 0 else self.window.sink_frames
-        made = {id(c) for c in seen if c.first_latent + len(c.latents) > sink}
-        self.chunks = deque(
-            dataclasses.replace(c, kv_text=text) if id(c) in made else c for c in self.chunks
-        )
+        return [c for c in seen if c.first_latent + len(c.latents) > sink]
 
     @property
     def _reach(self) -> int | None:

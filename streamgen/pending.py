@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from streamgen import limits
+from streamgen.errors import InvalidRequest
 from streamgen.messages import Control, Rewind, SetPrompt, Update
+from streamgen.models.presets import Preset
 from streamgen.text import TextBlend, TextMix
 
 
@@ -95,3 +98,17 @@ class Blend:
             return self.change.text
         at = self.num_done / self.change.num_chunks
         return TextBlend(self.start, self.change.text, at, self.change.curve)
+
+
+def check_update(control: Update, preset: Preset) -> None:
+    """Raise InvalidRequest unless an update names something, and only what can be."""
+    if control == Update(event_id=control.event_id):
+        raise InvalidRequest("the update names nothing to change")
+    if control.seed is not None:
+        limits.check_seed(control.seed)
+    if control.steps is not None:
+        limits.check_steps(control.steps, preset.step_range, "steps")
+    if control.fps is not None:
+        limits.check_fps(control.fps)
+    if control.reset not in (None, "cache", "all"):
+        raise InvalidRequest(f"reset {control.reset!r} is not cache or all", param="reset")

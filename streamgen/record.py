@@ -24,7 +24,8 @@ class ChunkRecord:
     `index` and frame numbers are the stream's and never go back; `epoch` counts the resets before
     it; `draw`, which keys the noise, and `first_latent` are the model's and start again with an
     epoch. `latents` are clean, float32 `[n, C, h, w]`. Its pixels were made under `text`, its K/V
-    under `kv_text`, which is another after a recache. `controls` began to act with it.
+    under `kv_text`, which is another for a sink after a recache that is not kept any more.
+    `is_recached`: the window's K/V were made again before it. `controls` began to act with it.
     """
 
     index: int
@@ -42,6 +43,7 @@ class ChunkRecord:
     pts_s: float
     fps: int
     controls: tuple[Control, ...] = ()
+    is_recached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,6 @@ class Refill:
         if self.recached is not None:
             spec = self.recached
             self.session.recached_for = spec.index
-            self.session.history.recached(spec.text)
         return True
 
     def abort(self) -> None:
@@ -108,8 +107,8 @@ def begin_rebuild(session: Session, runner: ModelRunner) -> None:
 def _frames(session: Session) -> dict[int, tuple[Tensor, Text]]:
     """Return the latents of each frame in view, and the text that its K/V are made under."""
     return {
-        chunk.first_latent + i: (latent, chunk.kv_text)
-        for chunk in session.history.in_window()
+        chunk.first_latent + i: (latent, text)
+        for chunk, text in session.history.texts_in_window()
         for i, latent in enumerate(latents_of(chunk))
     }
 

@@ -25,7 +25,7 @@ from streamgen.errors import InvalidRequest
 from streamgen.history import History
 from streamgen.messages import Control, Receipt, Rewind, SetPrompt, Superseded, Update
 from streamgen.models.presets import Preset
-from streamgen.pending import Blend, NewPrompt, Pending
+from streamgen.pending import Blend, NewPrompt, Pending, check_update
 from streamgen.planner import RecacheBudget
 from streamgen.record import ChunkRecord, LogEntry
 from streamgen.score import ScriptEntry
@@ -158,10 +158,15 @@ class Session:
         return idle and self.commit is not None and not self.commit.is_settled
 
     @property
+    def is_recached(self) -> bool:
+        """Return whether the pages hold what was made for a chunk that is not done yet."""
+        return self.spec is not None and self.recached_for == self.spec.index
+
+    @property
     def _recaches(self) -> bool:
         """Return whether the window is made again before the next chunk."""
         if self.spec is not None:
-            return self.spec.is_recached and self.recached_for != self.spec.index
+            return self.spec.is_recached and not self.is_recached
         prompt = self.pending.prompt
         return prompt is not None and prompt.transition == "recache"
 
@@ -225,7 +230,7 @@ class Session:
         Raises InvalidRequest or NotFound and leaves everything as it was.
         """
         before = self.pending.event_ids()
-        blend = None if self.blend is None or self.blend.is_done else self.blend
+        blend = None if self._ends_blend or (self.blend and self.blend.is_done) else self.blend
         if blend is not None:
             before.add(blend.event_id)
         event_id = control.event_id or f"event-{secrets.token_hex(6)}"
@@ -266,14 +271,7 @@ class Session:
         self.pending = Pending(rewind=control)
 
     def _accept_update(self, control: Update) -> None:
-        if control.seed is not None:
-            limits.check_seed(control.seed)
-        if control.steps is not None:
-            limits.check_steps(control.steps, self.preset.step_range, "steps")
-        if control.fps is not None:
-            limits.check_fps(control.fps)
-        if control.reset not in (None, "cache", "all"):
-            raise InvalidRequest(f"reset {control.reset!r} is not cache or all", param="reset")
+        check_update(control, self.preset)
         if control.paused is not None:
             self.paused = control.paused
         self.pending.put(control)

@@ -43,12 +43,10 @@ class Settings:
 class SessionLedger:
     """Keep the record of one session, from the one that it was opened with on.
 
-    `transition` is the preset's, for prompts that name none; `history_frames` are the pixel frames
-    to keep beyond the window, as the engine does.
+    `history_frames` are the pixel frames to keep beyond the window, as the engine does.
     """
 
-    def __init__(self, record: SessionRecord, transition: str, history_frames: int) -> None:
-        self._transition = transition
+    def __init__(self, record: SessionRecord, history_frames: int) -> None:
         self._history = History(record.config.window, history_frames, record.chunks)
         self._pending: list[Control] = list(record.pending)
         self._log: list[LogEntry] = list(record.log)
@@ -135,8 +133,6 @@ class SessionLedger:
             elif isinstance(control, Update):
                 steps = steps if control.steps is None else control.steps
                 fps = fps if control.fps is None else control.fps
-            elif self._is_recache(control, chunk):
-                self._history.recached(chunk.text)
         self._history.add(chunk)
         self._log.extend(LogEntry(chunk.index, control) for control in chunk.controls)
         begun = {control.event_id for control in chunk.controls}
@@ -156,9 +152,6 @@ class SessionLedger:
             num_generated=chunk.first_frame_index + chunk.num_frames,
             pts_s=chunk.pts_s + chunk.num_frames / chunk.fps,
         )
-
-    def _is_recache(self, control: SetPrompt, chunk: ChunkRecord) -> bool:
-        return (control.transition or self._transition) == "recache" and chunk.draw > 0
 
     def _follow_script(self, chunk: ChunkRecord) -> None:
         """Drop the entries that were due with this chunk."""

@@ -10,13 +10,17 @@ import pytest
 from streamgen import Engine
 from streamgen.pocket.detectors import read
 
-KEYS = ("place", "time", "colour")
+KEYS = ("place", "time", "weather", "colour")
 PROMPTS = {
-    "a red ball rests on the meadow on a clear day": ("meadow", "day", "red"),
-    "at night, in the desert, a yellow star bounces": ("desert", "night", "yellow"),
-    "Purple box drifting over the ocean at sunset!": ("sea", "sunset", "purple"),
-    "a green heart waits in the snowy field, clear midnight sky": ("snowfield", "night", "green"),
-}
+    "a red ball rests on the meadow on a clear day": ("meadow", "day", "clear", "red"),
+    "at night, in the desert, a yellow star bounces in the rain": (
+        "desert", "night", "rain", "yellow",
+    ),
+    "Purple box drifting over the ocean at sunset, it snows!": ("sea", "sunset", "snow", "purple"),
+    "a green heart waits in the snowy field, clear midnight sky": (
+        "snowfield", "night", "clear", "green",
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,7 @@ def engine() -> Iterator[Engine]:
 
 
 def test_scene_and_colour_are_right(engine: Engine) -> None:
-    """Place, time and colour of at least 11 of 12 readings, and one object in each."""
+    """Place, time, weather and colour of at least 15 of 16 readings, one object in each."""
     right = 0
     for seed, (prompt, expected) in enumerate(PROMPTS.items()):
         with engine.open(prompt, seed=seed, num_frames=33) as session:
@@ -34,7 +38,7 @@ def test_scene_and_colour_are_right(engine: Engine) -> None:
         seen = read(frames[9:])
         assert seen.count == 1, prompt
         right += sum(seen.values[n] == v for n, v in zip(KEYS, expected, strict=True))
-    assert right >= 11
+    assert right >= 15
 
 
 def test_a_switch_shows_within_two_chunks(engine: Engine) -> None:

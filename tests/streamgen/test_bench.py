@@ -20,6 +20,7 @@ from streamgen.model_runner import ModelRunner, Row, StepBatch
 from streamgen.models.presets import build
 from streamgen.startup import resolve, runner_config
 from streamgen.stopwatch import STAGES, Stopwatch, batch_flops
+from streamgen.text import TextMix
 from tests.streamgen.tiny import TINY, tiny_config
 
 ROW = {
@@ -146,7 +147,7 @@ def test_operations_are_those_that_torch_counts(held: int) -> None:
     sizes = runner_config(config, TINY, torch.device("cpu"), 1)
     runner = ModelRunner(model.dit, model.text_encoder, torch.float32, sizes)
     table = PageTable(runner.pool, WindowConfig(9), 3, fused=False)
-    slot = runner.acquire_text("a")
+    slot = runner.acquire_text(TextMix.of("a"))
     for chunk in range(held + 1):
         row = Row(torch.zeros(3, *sizes.latent_shape), 500.0, table.begin(3), slot)
         batch = StepBatch((row,))

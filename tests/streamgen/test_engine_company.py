@@ -171,3 +171,20 @@ def dense_stream(
         window_frames=window,
         sink_frames=sink,
     )
+
+
+@pytest.mark.parametrize("how", ["recache", "suspend"])
+def test_q24_rows_of_another_length_beside_a_refill_are_not_padded(how: str) -> None:
+    """The rows of a refill read from one another and stay together, and they alone."""
+    preset = with_chunks(chunk_frames=3, first_chunk_frames=1)
+    with Studio(preset, deterministic=True) as studio:
+        expected = studio.make(studio.open(), 3)
+    with Studio(preset, deterministic=True) as studio:
+        other = studio.open("other", seed=9)
+        studio.rest(other, 4)
+        if how == "recache":
+            studio.engine.control(other.id, SetPrompt("a star", "recache"))
+        else:
+            studio.engine.suspend(other.id)
+            studio.engine.resume(other.id)
+        assert_same(studio.make(studio.open(), 3), expected)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from streamgen.errors import Capacity
 from streamgen.messages import SetPrompt, Update
+from streamgen.record import ChunkRecord
 from streamgen.session import Session
 from tests.streamgen.studio import (
     PASSES,
@@ -60,7 +61,8 @@ def test_a_rebuilt_window_holds_the_same_frames_each_under_its_own_prompt(sink: 
             studio.make(session, n)
             studio.engine.control(session.id, SetPrompt(f"scene {n}"))
         studio.rest(session)
-        held, kept = session.table.frames, session.history.in_window()
+        held = session.table.frames
+        kept = [c for c in session.history.in_window() if {*frames_of(c)} & {*held}]
         studio.engine.suspend(session.id)
         texts = watch_prompts(studio)
         studio.engine.resume(session.id)
@@ -91,6 +93,10 @@ def test_resuming_takes_a_place_like_opening() -> None:
         studio.engine.close(other.id)
         studio.engine.resume(session.id)
         studio.make(session, 2)
+
+
+def frames_of(chunk: ChunkRecord) -> range:
+    return range(chunk.first_latent, chunk.first_latent + len(chunk.latents))
 
 
 def keys_of(studio: Studio, session: Session) -> Tensor:

@@ -14,7 +14,7 @@ from streamgen.record import ChunkRecord
 from streamgen.step import ChunkPlan
 from streamgen.text import TextMix
 
-RED, BLUE = TextMix.of("red"), TextMix.of("blue")
+RED, BLUE, GREEN = map(TextMix.of, ("red", "blue", "green"))
 PLAN = ChunkPlan(chunk_frames=3)
 
 
@@ -129,16 +129,46 @@ def test_a_shorter_first_chunk_belongs_to_the_sink_like_any_other() -> None:
     assert numbers(made.in_window()) == [0, 1, 7, 8, 9]
 
 
-@pytest.mark.parametrize(("sink", "kept_sink"), [(0, []), (3, [0])])
-def test_a_recache_changes_the_text_of_the_cache_and_not_of_the_pictures(
-    sink: int, kept_sink: list[int]
-) -> None:
-    """Chunks out of view keep theirs, and so does a sink that is kept."""
-    made = history(WindowConfig(9, sink), 480, 10)
-    before = [dataclasses.replace(c) for c in made]
-    made.recached(BLUE)
-    changed = [c.index for c in made if c.kv_text == BLUE]
-    assert changed == [7, 8, 9]
-    assert [c.kv_text for c in made if c.index in kept_sink] == [RED] * len(kept_sink)
-    assert {str(c.text) for c in made} == {"red"}
-    assert numbers(made) == numbers(before)
+def recaching(index: int) -> ChunkRecord:
+    """Return a chunk before which the window was made again under another text."""
+    return dataclasses.replace(chunk(index), text=BLUE, kv_text=BLUE, is_recached=True)
+
+
+def texts(made: History) -> dict[int, str]:
+    return {c.index: str(text) for c, text in made.texts_in_window()}
+
+
+def test_a_recache_changes_the_text_of_what_is_in_view_but_for_a_sink_left_behind() -> None:
+    for sink, expected in ((0, {}), (3, {0: "red"})):
+        made = history(WindowConfig(9, sink), 480, 10)
+        made.add(recaching(10))
+        made.add(chunk(11))
+        assert texts(made) == expected | {9: "blue", 10: "blue", 11: "red"}
+        assert {str(c.text) for c in made if c.index != 10} == {"red"}  # the pictures' own
+
+
+def test_a_recache_of_all_there_is_makes_the_sink_again_too_and_that_is_remembered() -> None:
+    """Also when the chunk that it was made for is let go."""
+    made = history(WindowConfig(9, 3), 0, 2)
+    made.add(recaching(2))
+    assert texts(made) == {0: "blue", 1: "blue", 2: "blue"}
+    for index in range(3, 12):
+        made.add(chunk(index))
+    assert 2 not in numbers(made)
+    assert texts(made) == {0: "blue", 9: "red", 10: "red", 11: "red"}
+
+
+def test_the_newest_of_several_recaches_counts() -> None:
+    made = history(WindowConfig(9, 0), 480, 5)
+    made.add(recaching(5))
+    made.add(dataclasses.replace(recaching(6), text=GREEN, kv_text=GREEN))
+    assert texts(made) == {4: "green", 5: "green", 6: "green"}
+
+
+def test_going_back_before_a_recache_undoes_it() -> None:
+    made = history(WindowConfig(9, 0), 480, 5)
+    made.add(recaching(5))
+    made.add(chunk(6))
+    assert texts(made) == {4: "blue", 5: "blue", 6: "red"}
+    made.go_back(4)
+    assert texts(made) == {2: "red", 3: "red", 4: "red"}

@@ -261,3 +261,18 @@ def test_latents_are_kept_for_window_and_sink_and_no_longer() -> None:
         make_chunk(session)
     # The sink's chunk, and what the last max(6, 8) latent frames touch.
     assert [chunk.first_latent for chunk in session.history] == [0, 21, 24, 27]
+
+
+@pytest.mark.parametrize("ended_by", [SetPrompt("b", event_id="b"), Rewind(0, "b")])
+def test_a_blend_that_was_ended_is_told_once(ended_by: Control) -> None:
+    session = new_session()
+    make_chunk(session)
+    accept(session, SetPrompt("a", "blend", 4, event_id="a"))
+    make_chunk(session)
+    _, events = accept(session, ended_by)
+    assert events == [Superseded("a")]
+    assert accept(session, Update(seed=3))[1] == []
+    assert accept(session, Update(paused=True))[1] == []
+    assert accept(session, SetPrompt("c"))[1] == (
+        [Superseded("b")] * isinstance(ended_by, SetPrompt)
+    )

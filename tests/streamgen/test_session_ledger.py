@@ -37,7 +37,7 @@ class Followed:
         self.session: Session = studio.open(**fields)  # type: ignore[arg-type]
         frames = round((self.engine.config.history_seconds or 0) * self.session.config.fps)
         record = self.engine.record(self.session.id)
-        self.ledger = SessionLedger(record, TINY.transition, frames)
+        self.ledger = SessionLedger(record, frames)
 
     def control(self, control: Control) -> None:
         self.ledger.accepted(control, self.engine.control(self.session.id, control))
