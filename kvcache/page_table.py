@@ -197,7 +197,7 @@ class PageTable:
         )
         child.next_frame, child._pinned = self.next_frame, self._pinned
         child._held = dict(sorted((self._held | self._evicted).items()))
-        child._spare = [slot for slot in child._spare if slot not in child._held.values()]
+        child._spare = [*self._staged.values(), *self._spare]  # in the same order, as sums go by it
         for slot in child._held.values():
             self.pool.free(child._slots[slot])
             self.pool.allocator.share(self._slots[slot])

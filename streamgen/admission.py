@@ -13,7 +13,7 @@ from streamgen.cost_table import CostTable
 from streamgen.decoder import DecoderStream, StreamingDecoder
 from streamgen.errors import Capacity, InvalidRequest
 from streamgen.limits import UNLIMITED
-from streamgen.messages import Queued
+from streamgen.messages import Queued, Update
 from streamgen.model_runner import ModelRunner
 from streamgen.models.presets import Preset
 from streamgen.overload import (
@@ -35,8 +35,7 @@ WATCH_INTERVAL_S: Final = 0.25
 class Admissions:
     """Weigh sessions against the device, keep the queue and climb the overload ladder.
 
-    Without `max_utilisation` nothing is played out in real time here: then only memory counts, and
-    nothing is late.
+    Without `max_utilisation` nothing is played in real time: only memory counts, nothing is late.
     """
 
     def __init__(
@@ -63,12 +62,27 @@ class Admissions:
         self.queue = WaitQueue(config.max_queue)
         self.ladder = OverloadLadder(_levels(config, preset))
         self._watched_at = 0.0
+        steps, fps = config.steps or preset.steps, config.fps or preset.fps
+        chunk_pixels = preset.chunks.chunk_frames * preset.chunks.temporal_factor
+        self._usual = SessionLoad(steps, chunk_pixels, fps, Space(0, 0, 0))
 
     # Weighing.
 
     def num_free(self, sessions: Iterable[Session]) -> int:
-        """Return how many more sessions have room in memory."""
-        return self.config.max_sessions - len(_placed(sessions))
+        """Return how many more sessions of the usual kind would have a place now."""
+        placed = _placed(sessions)
+        most = self.config.max_sessions - len(placed)
+        if not self.is_live or not most:
+            return most
+        if self.ladder.level or len(self.queue):
+            return 0
+        loads = [load for load in self._loads(placed) if not load.is_batch]
+        usual = self._usual
+        for num_more in range(1, most + 1):
+            used = self.planner.utilisation([*loads, *[usual] * num_more])
+            if used > self.planner.bound and len(loads) + num_more > 1:
+                return num_more - 1
+        return most
 
     def utilisation(self, sessions: Iterable[Session]) -> float:
         """Return the share of the device's time that the live sessions need."""
@@ -177,6 +191,26 @@ class Admissions:
             raise Capacity(
                 f"the session was rewound often just now; try again in {wait_s:.1f} s",
                 retry_after_s=wait_s,
+            )
+
+    def check_update(self, session: Session, control: Update, sessions: Iterable[Session]) -> None:
+        """Raise Capacity when more steps or frames would need more than the device has."""
+        placed = _placed(sessions)
+        others = self._loads(s for s in placed if s is not session)
+        now = self._load(session)
+        asked = dataclasses.replace(
+            now, steps=control.steps or now.steps, fps=control.fps or now.fps
+        )
+        if session.table is None or now.is_batch or not any(not o.is_batch for o in others):
+            return
+        before = self.planner.utilisation([*others, now])
+        after = self.planner.utilisation([*others, asked])
+        if after > max(before, self.planner.bound):
+            raise Capacity(
+                f"with {asked.steps} steps at {asked.fps} frames a second the sessions would use "
+                f"{after:.0%} of the device, more than the {self.planner.bound:.0%} at which none "
+                "is late",
+                retry_after_s=self.queue.retry_after_s(self._ages(placed, session.opened_at)),
             )
 
     def take_pages(self, session: Session) -> PageTable:

@@ -81,8 +81,11 @@ def seconds(value: object) -> float | None:
 
 def share(value: object) -> float | None:
     """Parse a number above 0 and up to 1; "none" means no limit."""
-    number = seconds(value)
-    if number is not None and number > 1:
+    try:
+        number = seconds(value)
+    except ValueError:
+        number = 0.0
+    if number is not None and not 0 < number <= 1:
         raise ValueError("expected a number above 0 and up to 1, or none")
     return number
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from streamgen import limits
 from streamgen.admission import Admissions
 from streamgen.config import EngineConfig
 from streamgen.decoder import StreamingDecoder
@@ -24,6 +25,7 @@ from streamgen.messages import (
     Receipt,
     Rewind,
     StateChanged,
+    Update,
 )
 from streamgen.model_runner import ModelRunner
 from streamgen.models.presets import Preset
@@ -142,6 +144,8 @@ class StreamEngine:
         earlier K/V are made again. Raises NotFound, or Capacity: a fork does not wait in a queue.
         """
         parent = self.find(session_id)
+        if at_chunk is not None:
+            limits.check_chunk(at_chunk, "at_chunk")
         record = past_of(parent, at_chunk)
         child = self.lives.new(record.config, None, record)
         child.paused = False
@@ -160,8 +164,10 @@ class StreamEngine:
         session = self.find(session_id)
         before = session.state
         if isinstance(control, Rewind):
-            session.history.find(control.to_chunk)
+            session.history.find(limits.check_chunk(control.to_chunk, "to_chunk"))
             self.admissions.check_rewind(session, self.sessions.values(), self.clock())
+        if isinstance(control, Update):
+            self.admissions.check_update(session, control, self.sessions.values())
         receipt, superseded = session.accept(control, self.clock())
         for event in superseded:
             self.output(session_id, event)
@@ -189,16 +195,21 @@ class StreamEngine:
     def resume(self, session_id: str) -> None:
         """Go on where `suspend` stopped: K/V and the decoder's memory are remade from the latents.
 
-        Idempotent. Raises NotFound or Capacity.
+        Without room it waits in the queue, as a new one does. Idempotent. Raises NotFound, or
+        Capacity when the queue is full.
         """
         session = self.find(session_id)
         if session.phase is SessionState.SUSPENDED:
-            self.admissions.check(session, self.sessions.values())
+            has_place = self.admissions.place(session, self.sessions.values(), queue=True)
             session.needs_rebuild = len(session.history) > 0
             if session.needs_rebuild:
                 unmade = session.spec is not None
                 session.log.append(LogEntry(session.num_chunks - unmade, None))
-            self.lives.start(session)
+            if has_place:
+                self.lives.start(session)
+            else:
+                self.lives.enter(session, SessionState.QUEUED)
+                self.lives.tell_positions()
 
     def close(self, session_id: str, reason: str | None = None) -> None:
         """End a session; frames that are not out yet are dropped. Raises NotFound."""

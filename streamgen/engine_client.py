@@ -160,7 +160,9 @@ class EngineClient:
         """Do what can be done without an engine, keep what can wait for one, refuse the rest."""
         command, stage = asked.command, self.supervisor.stage
         if not isinstance(command, Change):
-            message = f"the engine is not ready yet: {stage.stage}"
+            message = f"the engine is not ready yet (it is at {stage.stage!r}); try again soon"
+            if stage.stage == "restart":
+                message = "the engine is just being replaced; try again in a moment"
             asked.answer.set_exception(ModelNotReady(message, retry_after_s=WARMING_RETRY_S))
         elif command.action == "resume":
             self._asked[command.call] = asked

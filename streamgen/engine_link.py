@@ -28,7 +28,6 @@ from streamgen.warm_up import Measured
 
 # A worker stops between two passes. One that does not is stuck: it is asked, told, then killed.
 STOP_TIMEOUT_S: Final = 2.5
-TERMINATE_TIMEOUT_S: Final = 1.0
 ORPHAN_GRACE_S: Final = 2.0
 # By back-pressure a session has at most three chunks that are made but not let go.
 SLOTS_PER_SESSION: Final = 3
@@ -155,9 +154,6 @@ class ProcessLink:
         if self._ready:  # while it loads it hears nothing, and has nothing to lose
             process.join(STOP_TIMEOUT_S)
         if process.is_alive():
-            process.terminate()
-            process.join(TERMINATE_TIMEOUT_S)
-        if process.is_alive():
             process.kill()
         self._outgoing.put(None)
         for thread in self._threads:
@@ -223,7 +219,9 @@ def run_worker_process(
     """Be the engine's process."""
     logging.basicConfig(level=log_level, format=LOG_FORMAT)
     # Ctrl-C reaches every process of the terminal; whoever started this one ends it in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # So may a signal to end them all.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     worker = EngineWorker(config, preset, connection.send, ring, measured)
     listening = threading.Thread(target=_listen, args=(connection, worker), daemon=True)
     listening.start()

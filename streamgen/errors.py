@@ -18,6 +18,7 @@ The codes are those of the wire protocol, so whoever catches one can pass it on 
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 
@@ -37,7 +38,8 @@ class StreamgenError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        self.retry_after_s = retry_after_s
+        # In tenths, and never too early.
+        self.retry_after_s = None if retry_after_s is None else math.ceil(10 * retry_after_s) / 10
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exception pickles its positional arguments only; these cross the process border.

@@ -1,19 +1,22 @@
-"""The engine for one thread: open a session and iterate over its chunks.
+"""The engine without a server: open a session and iterate over its chunks.
 
-The thread that asks for a chunk computes it. Same seed and same prompts at the same chunks give the
-same pixels: a chunk is handed out before the next one has begun.
+The thread that asks for a chunk computes it; several threads take turns. Same seed and same prompts
+at the same chunks give the same pixels: a chunk is handed out before the next one has begun.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from streamgen.config import EngineConfig, engine_config
 from streamgen.engine import ENDED
-from streamgen.errors import StreamgenError, ending_error
-from streamgen.messages import Chunk, Event, Failed, Receipt, Rewind, SetPrompt, Update
+from streamgen.errors import Conflict, StreamgenError, ending_error
+from streamgen.messages import Chunk, Control, Event, Failed, Receipt, Rewind, SetPrompt, Update
 from streamgen.models.presets import Preset
 from streamgen.record import SessionRecord
 from streamgen.session import Session
@@ -42,6 +45,8 @@ class Engine:
             config = engine_config(flags={"model": model, **options})
         # Nothing is played out in real time here: memory alone decides, and nobody can wait.
         config = dataclasses.replace(config, max_utilisation=None, max_queue=0)
+        self.lock = threading.RLock()  # one thread at a time computes or asks
+        self._is_closed = False
         self._outboxes: dict[str, EngineSession] = {}
         self.stream_engine = start_engine(config, self._deliver, preset=preset)
 
@@ -70,26 +75,40 @@ class Engine:
             num_frames=num_frames,
             score=score,
         )
-        return self.adopt(self.stream_engine.open(request))
+        with self._opened():
+            return self.adopt(self.stream_engine.open(request))
 
     def open_config(self, config: SessionConfig) -> EngineSession:
         """Open a session with settings that were checked before. Raises Capacity."""
-        return self.adopt(self.stream_engine.open_config(config))
+        with self._opened():
+            return self.adopt(self.stream_engine.open_config(config))
 
     def restore(self, record: SessionRecord) -> EngineSession:
         """Go on with a session from its record. Raises InvalidRequest or Capacity."""
-        return self.adopt(self.stream_engine.restore(record))
+        with self._opened():
+            return self.adopt(self.stream_engine.restore(record))
 
     def adopt(self, session: Session) -> EngineSession:
         """Return the iterator over a session of this engine."""
+        session.max_lead_frames = 0
         self._outboxes[session.id] = EngineSession(self, session)
         return self._outboxes[session.id]
 
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Let one thread in. Raises Conflict when the engine was closed."""
+        with self.lock:
+            if self._is_closed:
+                raise Conflict("the engine was closed; make another one")
+            yield
+
     def close(self) -> None:
         """End all sessions and the decoder's thread. Idempotent."""
-        for session in self._outboxes.values():
-            session.close()
-        self.stream_engine.decoder.close()
+        with self.lock:
+            self._is_closed = True
+            for session in self._outboxes.values():
+                session.close()
+            self.stream_engine.decoder.close()
 
     def __enter__(self) -> Engine:
         """Return itself."""
@@ -143,6 +162,10 @@ class EngineSession:
         Ends after `num_frames` or `close`. Raises the error the session failed with, and
         RuntimeError when it is paused or suspended, for no chunk would ever come.
         """
+        with self._library.lock:
+            return self._next()
+
+    def _next(self) -> Chunk:
         if self._num_taken:
             self._engine.played(self.id, self._num_taken - 1)
         while not self._chunks:
@@ -172,22 +195,24 @@ class EngineSession:
 
         Raises InvalidPrompt or InvalidRequest; the session goes on as it was.
         """
-        return self._engine.control(self.id, SetPrompt(prompt, transition, chunks, curve, event_id))
+        return self._control(SetPrompt(prompt, transition, chunks, curve, event_id))
 
     def rewind(self, to_chunk: int, event_id: str | None = None) -> Receipt:
         """Go on from the end of an earlier chunk. Raises NotFound when it is not kept."""
-        return self._engine.control(self.id, Rewind(to_chunk, event_id))
+        return self._control(Rewind(to_chunk, event_id))
 
     def fork(self, at_chunk: int | None = None) -> EngineSession:
         """Return a session with the same past up to a chunk, by default the newest.
 
         Raises NotFound or Capacity.
         """
-        return self._library.adopt(self._engine.fork(self.id, at_chunk))
+        with self._library.lock:
+            return self._library.adopt(self._engine.fork(self.id, at_chunk))
 
     def record(self) -> SessionRecord:
         """Return the durable state: what `Engine.restore` and a snapshot take."""
-        return self._engine.record(self.id)
+        with self._library.lock:
+            return self._engine.record(self.id)
 
     def update(
         self,
@@ -200,8 +225,11 @@ class EngineSession:
         event_id: str | None = None,
     ) -> Receipt:
         """Change settings; see `Update`. Raises InvalidRequest or Unsupported."""
-        control = Update(paused, seed, steps, fps, reset, event_id)
-        return self._engine.control(self.id, control)
+        return self._control(Update(paused, seed, steps, fps, reset, event_id))
+
+    def _control(self, control: Control) -> Receipt:
+        with self._library.lock:
+            return self._engine.control(self.id, control)
 
     def events(self) -> list[Event]:
         """Return what happened since the last call."""
@@ -210,16 +238,19 @@ class EngineSession:
 
     def suspend(self) -> None:
         """Free the session's pages; `resume` goes on with the chunk that would have been next."""
-        self._engine.suspend(self.id)
+        with self._library.lock:
+            self._engine.suspend(self.id)
 
     def resume(self) -> None:
         """Go on after `suspend`. Raises Capacity when there is no room."""
-        self._engine.resume(self.id)
+        with self._library.lock:
+            self._engine.resume(self.id)
 
     def close(self) -> None:
         """End the session and free what it holds. Idempotent."""
-        if self._session.phase not in ENDED:
-            self._engine.close(self.id)
+        with self._library.lock:
+            if self._session.phase not in ENDED:
+                self._engine.close(self.id)
 
     def deliver(self, item: Chunk | Event) -> None:
         """Take what the engine sends."""

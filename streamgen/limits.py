@@ -90,6 +90,11 @@ def check_num_frames(num_frames: object) -> int | None:
     return None if num_frames is None else _check_count("num_frames", num_frames, 1)
 
 
+def check_chunk(number: object, param: str) -> int:
+    """Return the number of a chunk, a whole number from 0 up."""
+    return _check_count(param, number, 0)
+
+
 def check_fps(fps: object) -> int:
     """Return the frame rate: a whole number in 1..60."""
     number = _check_count("fps", fps, 1)
@@ -218,7 +223,8 @@ def check_transition(
     if transition != "blend":
         if chunks not in (None, 1) or curve is not None:
             raise InvalidRequest(
-                f"a {transition} has no chunks or curve; only a blend takes several chunks",
+                f"a {transition} takes over at once: it has no chunks ({_brief(chunks)}) and no "
+                f"curve ({_brief(curve)}); leave them out, or ask for a blend",
                 param="transition.chunks" if chunks not in (None, 1) else "transition.curve",
             )
         return str(transition), 1, "lerp"

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from streamgen.chunk_spec import ChunkSpec
-from streamgen.messages import Control, SetPrompt, Superseded, Update
+from streamgen.messages import Control, Rewind, SetPrompt, Superseded, Update
 from streamgen.pending import Blend, Pending
 from streamgen.record import LogEntry, SessionRecord
 from streamgen.session import Session
@@ -182,7 +182,11 @@ def past_of(session: Session, at_chunk: int | None) -> SessionRecord:
             dataclasses.replace(control, event_id=None) for control in _blend_left(session, ())
         )
         revision = (0 if newest is None else newest.revision) + len(pending)
-        return dataclasses.replace(record, pending=pending, revision=revision)
+        went_back = newest is not None and newest.index + 1 != record.num_chunks
+        log = record.log
+        if newest is not None and went_back:  # and made nothing since, so no log tells of it
+            log = (*log, LogEntry(record.num_chunks, Rewind(newest.index)))
+        return dataclasses.replace(record, pending=pending, revision=revision, log=log)
     assert at_chunk is not None
     last = session.history.find(at_chunk)
     chunks = record.chunks[: record.chunks.index(last) + 1]

@@ -62,6 +62,7 @@ class Session:
     opened_at: float
     history: History
     max_rows: int = 16  # of one forward
+    max_lead_frames: int | None = None  # at which a chunk may begin; None: a chunk and two
     table: PageTable | None = None
     stream: DecoderStream = field(default_factory=DecoderStream)
     phase: SessionState = SessionState.QUEUED
@@ -148,7 +149,8 @@ class Session:
     @property
     def _wants_chunk(self) -> bool:
         ended = self.config.num_frames is not None and self.num_generated >= self.config.num_frames
-        leads = self.lead_frames > self.chunk_pixels + LEAD_SLACK_FRAMES
+        most = self.max_lead_frames
+        leads = self.lead_frames > (self.chunk_pixels + LEAD_SLACK_FRAMES if most is None else most)
         return not (self.paused or ended or leads)
 
     @property
@@ -259,10 +261,7 @@ class Session:
         self.pending.prompt = NewPrompt(control, text, transition, num_chunks, curve, now)
 
     def _accept_rewind(self, control: Rewind) -> None:
-        if type(control.to_chunk) is not int:
-            raise InvalidRequest(
-                f"to_chunk {control.to_chunk!r} must be the number of a chunk", param="to_chunk"
-            )
+        limits.check_chunk(control.to_chunk, "to_chunk")
         if self.config.num_frames is not None:
             message = "a video of num_frames has an end and cannot be rewound; fork it instead"
             raise InvalidRequest(message, param="to_chunk")

@@ -42,7 +42,9 @@ def find_twin(
         if other is session or other.table is None:
             continue
         work = other.work
-        if isinstance(work, ChunkWork) and next_lineage(other, work.spec) == lineage:
+        # A live session does not wait for a batch job, which is served last.
+        waits = session.is_batch or not other.is_batch
+        if isinstance(work, ChunkWork) and waits and next_lineage(other, work.spec) == lineage:
             return work
         record = other.made.get(lineage)
         if record is not None and _holds(other, record):

@@ -8,6 +8,7 @@ model's name and all the rest. It may come from anybody, so nothing in it is bel
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import struct
@@ -40,9 +41,15 @@ def to_bytes(record: SessionRecord, model: str) -> bytes:
         encode(chunk, leave_out=("latents",)) | {"num_latents": len(chunk.latents)}
         for chunk in record.chunks
     ]
-    document = {"format": FORMAT, "model": model, "session": session, "chunks": chunks}
     arrays = [chunk.latents for chunk in record.chunks]
     latents = np.concatenate(arrays) if arrays else np.empty((0, 0, 0, 0), np.float32)
+    document = {
+        "format": FORMAT,
+        "model": model,
+        "session": session,
+        "chunks": chunks,
+        "sha256": _digest(latents),
+    }
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     tensors = {"latents": np.ascontiguousarray(latents)}
     blob: bytes = save(tensors, metadata={"session": text})
@@ -56,14 +63,21 @@ def from_bytes(blob: bytes, preset: Preset, engine: EngineConfig) -> SessionReco
     """
     try:
         text, latents = _read_safetensors(blob)
-        record = _read_document(_json(text, "the session"), latents, preset.name)
+        document = _json(text, "the session")
+        record = _read_document(document, latents, preset.name)
         check_record(record, preset, engine)
+        if document["sha256"] != _digest(latents):
+            raise ValueError("its latents are not those that were saved: the file is damaged")
     except (ValueError, StreamgenError) as error:
         raise InvalidRequest(
             f"the snapshot cannot be used: {error}; give a file that this model's server wrote",
             param="snapshot",
         ) from error
     return record
+
+
+def _digest(latents: npt.NDArray[np.float32]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(latents).tobytes()).hexdigest()
 
 
 def plain_control(control: Control) -> Control:
@@ -151,8 +165,8 @@ def _read_document(
 ) -> SessionRecord:
     if document.get("format") != FORMAT:
         raise ValueError(f"its format is {document.get('format')!a:.20}, not {FORMAT}")
-    if document.keys() != {"format", "model", "session", "chunks"}:
-        raise ValueError("it must hold format, model, session and chunks, and nothing else")
+    if document.keys() != {"format", "model", "session", "chunks", "sha256"}:
+        raise ValueError("it must hold format, model, session, chunks and sha256, and nothing else")
     if document["model"] != model:
         raise ValueError(f"it is of the model {document['model']!a:.60}, this server has {model}")
     if not isinstance(document["chunks"], list):

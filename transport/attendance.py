@@ -30,6 +30,7 @@ class Attendance:
         self._spawn = spawn  # an error of the task ends the session
         self._needed = needed
         self._suspended = False
+        self._has_lived = False  # was suspended and may wait in the queue again, with a past
         self._changing = asyncio.Lock()  # held while the stream is suspended or resumed
         self._absence: asyncio.Task[None] | None = None  # runs while nobody watches
 
@@ -43,7 +44,7 @@ class Attendance:
             try:
                 if self._suspended:
                     await self._stream.resume()
-                    self._suspended = False
+                    self._suspended, self._has_lived = False, True
                 enter()
             finally:
                 leave()
@@ -64,7 +65,7 @@ class Attendance:
         """Suspend the stream after the grace, and end it after the idle time-out."""
         await asyncio.sleep(grace_s)
         async with self._changing:
-            if self._stream.state == "queued":
+            if self._stream.state == "queued" and not self._has_lived:
                 raise StreamError("timeout_idle", "nobody waited for the session")
             self._suspended = True
             await self._stream.suspend()

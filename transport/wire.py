@@ -11,6 +11,7 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from transport.fields import (
@@ -101,9 +102,14 @@ class SessionStart:
             raise ProtocolError("width and height go together", param=missing)
         if self.size and self.width is not None and self.size != (self.width, self.height):
             raise ProtocolError("size contradicts width and height", param="size")
-        times = [entry.at_s for entry in self.score or ()]
-        if times != sorted(times):
-            raise ProtocolError("write the score in the order of its times", param="score")
+        score = self.score or ()
+        for i, (entry, following) in enumerate(pairwise(score), start=1):
+            if following.at_s <= entry.at_s:
+                raise ProtocolError(
+                    f"score[{i}] is at {following.at_s:g} s, not after score[{i - 1}] at "
+                    f"{entry.at_s:g} s; write the score in the order of its times",
+                    param="score",
+                )
 
     @property
     def dimensions(self) -> tuple[int, int] | tuple[None, None]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamgen.errors import Capacity, NotFound
-from streamgen.messages import SetPrompt, Update
+from streamgen.messages import Rewind, SetPrompt, Update
 from streamgen.text import TextBlend, TextMix
 from tests.streamgen.studio import (
     PASSES,
@@ -23,13 +23,17 @@ CLOSE_DB = 60.0
 RED = TextMix.of("a red ball")
 
 
+@pytest.mark.parametrize(("window", "sink"), [(9, 0), (7, 0), (9, 1), (12, 2)])
 @pytest.mark.parametrize("num_steps", range(2 * PASSES + 1))
-def test_a_fork_now_and_its_parent_both_go_on_exactly(num_steps: int) -> None:
+def test_a_fork_now_and_its_parent_both_go_on_exactly(
+    num_steps: int, window: int, sink: int
+) -> None:
     """At any pass: the child has its own next chunks to make, which are the parent's."""
-    expected = alone(10)
-    with Studio(deterministic=True) as studio:
+    with Studio(deterministic=True, window=window, sink=sink) as studio:
+        expected = studio.make(studio.open(), 10)
+    with Studio(deterministic=True, window=window, sink=sink) as studio:
         session = studio.open()
-        studio.rest(session, 4)
+        studio.rest(session, 5)
         for _ in range(num_steps):
             studio.step()
         child = studio.engine.fork(session.id)
@@ -196,3 +200,19 @@ def test_a_fork_of_a_chunk_before_a_recache_has_its_texts() -> None:
         assert [c.record.kv_text for c in studio.make(session, 5)] == [RED] * 5
         one, other = (studio.make(child, 1)[0] for child in (before, after))
         np.testing.assert_array_equal(one.latents, other.latents)
+
+
+def test_a_fork_right_after_a_rewind_goes_on_from_where_that_went() -> None:
+    """Also in its log, from which it can be made again."""
+    with Studio(deterministic=True) as studio:
+        session = studio.open()
+        studio.rest(session, 6)
+        studio.engine.control(session.id, Rewind(2))
+        for _ in range(2 * PASSES + 1):
+            studio.step()
+            child = studio.engine.fork(session.id)
+            chunk = studio.make(child, 1)[0]
+            assert chunk.record.draw == chunk.index - 3
+            went_back = [e for e in child.log if isinstance(e.control, Rewind)]
+            assert [e.chunk_index for e in went_back] == [6]
+            studio.engine.close(child.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -240,13 +241,10 @@ class Machine:
         """
         for other in self.engine.sessions.values():
             self.engine.control(other.id, Update(paused=other is not session))
-        for suspended in list(self.engine.sessions.values()):
-            if suspended is not session and not self.engine.num_free:
-                self.engine.suspend(suspended.id)
-        self.engine.resume(session.id)
-        while session.id in self.engine.sessions and session.pending.event_ids() | {
-            *self.in_work(session)
-        }:
+        while session.id in self.engine.sessions and session.table is None:
+            self.make_room(session)
+            self.studio.step()
+        while session.id in self.engine.sessions and self.unanswered(session):
             assert self.studio.step(), session.pending
         self.engine.emit_decoded(wait_for=self.engine.num_decoding)
         self.check()
@@ -259,9 +257,18 @@ class Machine:
             assert self.told.get(session.id, set()) <= {*applied, *dropped}, session.log
             self.engine.close(session.id)
 
+    def make_room(self, session: Session) -> None:
+        """Let all others that have a place give it up; those who wait come before it."""
+        for other in list(self.engine.sessions.values()):
+            if other is not session and other.table is not None:
+                self.engine.suspend(other.id)
+        with contextlib.suppress(Capacity):
+            self.engine.resume(session.id)
+
     @staticmethod
-    def in_work(session: Session) -> tuple[str, ...]:
-        return () if session.spec is None else session.spec.event_ids
+    def unanswered(session: Session) -> set[str]:
+        taken = () if session.spec is None else session.spec.event_ids
+        return {*taken, *session.pending.event_ids()}
 
 
 @pytest.mark.parametrize("seed", range(NUM_RUNS))

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from streamgen.errors import StreamgenError
+from streamgen.errors import NotFound
 from streamgen.messages import Chunk, Control, Rewind, SetPrompt, Update
 from streamgen.record import SessionRecord
 from streamgen.score import ScriptEntry
 from streamgen.session import Session
+from streamgen.session_config import SessionConfig
 from tests.streamgen.studio import Studio, assert_same
+from tests.streamgen.tiny import TINY, with_chunks
 
 Scene = Callable[[Studio, Session], None]
 
 
-def replayed(record: SessionRecord, num_chunks: int) -> list[Chunk]:
-    """Return the chunks of a new session that does what the log says."""
+def scripted(record: SessionRecord) -> SessionConfig:
+    """Return the settings of a session that does what the log of another one says."""
     script = tuple(ScriptEntry(entry.control, entry.chunk_index) for entry in record.log)
-    config = dataclasses.replace(record.config, script=script)
+    return dataclasses.replace(record.config, script=script)
+
+
+def replayed(record: SessionRecord, num_chunks: int) -> list[Chunk]:
+    """Return the chunks of a session that does what a log says."""
     with Studio(deterministic=True) as studio:
-        return studio.make(studio.engine.open_config(config), num_chunks)
+        return studio.make(studio.engine.open_config(scripted(record)), num_chunks)
 
 
 def assert_replayed(chunks: list[Chunk], again: list[Chunk]) -> None:
@@ -159,37 +167,78 @@ def alone_until(studio: Studio, session: Session, num_chunks: int) -> list[Chunk
     return studio.made(session)[:num_chunks]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_whatever_was_done_to_a_session_is_done_again(seed: int) -> None:
+class Family:
+    """A session, its forks and others like it, and what the viewers of each have seen."""
+
+    def __init__(self, studio: Studio, random: np.random.Generator) -> None:
+        self.studio, self.random = studio, random
+        self.sessions = [studio.open()]
+        self.before: dict[str, list[Chunk]] = {}  # a fork's chunks that its parent made
+
+    def act(self) -> None:
+        """Do one thing to one of them."""
+        session = self.sessions[self.random.integers(len(self.sessions))]
+        action = int(self.random.integers(14))
+        if action < 7:
+            self.studio.step()
+        elif action < 10:
+            say(self.studio, session, random_control(self.random))
+        elif action == 10:
+            self.studio.engine.suspend(session.id)
+            self.studio.engine.resume(session.id)
+        elif action == 11:
+            number = int(self.random.integers(session.num_chunks + 1))
+            with contextlib.suppress(NotFound):
+                say(self.studio, session, Rewind(number))
+        elif action == 12 and len(self.sessions) < 4:
+            self.sessions.append(self.studio.open())  # takes over what is there already
+        elif action == 13 and len(self.sessions) < 4:
+            with contextlib.suppress(NotFound):
+                self.fork(session)
+
+    def fork(self, session: Session) -> None:
+        number = int(self.random.integers(session.num_chunks + 1))
+        child = self.studio.engine.fork(session.id, number if self.random.integers(2) else None)
+        self.studio.engine.emit_decoded(wait_for=self.studio.engine.num_decoding)
+        self.before[child.id] = self.seen(session)[: child.num_chunks]
+        self.sessions.append(child)
+
+    def seen(self, session: Session) -> list[Chunk]:
+        """Return a session's chunks from the first one on."""
+        return [*self.before.get(session.id, []), *self.studio.made(session)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_was_done_to_sessions_is_done_again(seed: int) -> None:
     random = np.random.default_rng(seed)
-    with Studio(deterministic=True, history_seconds=4) as studio:
-        session = studio.open(seed=seed)
-        for _ in range(120):
-            action = int(random.integers(12))
-            if action < 6:
-                studio.step()
-            elif action < 9:
-                say(studio, session, random_control(random, session))
-            elif action == 9:
-                studio.engine.suspend(session.id)
-                studio.engine.resume(session.id)
-            elif action == 10:
-                try:
-                    say(studio, session, Rewind(int(random.integers(session.num_chunks + 1))))
-                except StreamgenError:
-                    continue  # not kept any more
-        chunks = studio.make(session, len(studio.made(session)) + 3)
-        record = studio.engine.record(session.id)
-    script = tuple(ScriptEntry(entry.control, entry.chunk_index) for entry in record.log)
-    config = dataclasses.replace(record.config, script=script)
-    with Studio(deterministic=True, history_seconds=4) as studio:
-        assert_replayed(chunks, studio.make(studio.engine.open_config(config), len(chunks)))
+    preset = (TINY, with_chunks(chunk_frames=3, first_chunk_frames=1))[seed % 2]
+    preset = dataclasses.replace(preset, rebuilds_sink=bool(random.integers(2)))
+    options: dict[str, Any] = {
+        "deterministic": True,
+        "history_seconds": 4,
+        "steps": 1,
+        "window": int(random.choice([7, 9, 12])),
+        "sink": int(random.choice([0, 1, 3])),
+        "fused": bool(random.integers(4)),
+    }
+    with Studio(preset, **options) as studio:
+        family = Family(studio, random)
+        for _ in range(80):
+            family.act()
+        for session in family.sessions:
+            studio.more(session, 2)
+        made = [(studio.engine.record(s.id), family.seen(s)) for s in family.sessions]
+    with Studio(preset, **options) as studio:
+        for record, chunks in made:
+            session = studio.engine.open_config(scripted(record))
+            assert_replayed(chunks, studio.make(session, len(chunks)))
+            studio.engine.close(session.id)
 
 
-def random_control(random: np.random.Generator, session: Session) -> Control:
+def random_control(random: np.random.Generator) -> Control:
     kind = int(random.integers(3))
     if kind == 0:
-        return Update(seed=int(random.integers(9)), steps=int(random.integers(1, 4)))
+        return Update(seed=int(random.integers(9)), steps=int(random.integers(1, 3)))
     if kind == 1 and random.integers(2):
         return Update(fps=int(random.integers(8, 30)), reset=random.choice([None, "cache"]))
     transition = str(random.choice(["cut", "blend", "recache", "reset"]))
