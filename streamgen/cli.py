@@ -27,7 +27,10 @@ INTERRUPTED: Final = 130  # as shells say it
 SECTIONS: Final = (EngineConfig, ServeConfig, GenerateConfig, ReplayConfig, BenchConfig)
 CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
 # Of the engine's options, those that mean nothing to a command that makes its own sessions.
-SERVER_ONLY: Final = frozenset({"max_sessions", "max_session_seconds"})
+SERVER_ONLY: Final = frozenset(
+    {"max_sessions", "max_session_seconds", "max_queue", "history_seconds", "stall_timeout"}
+)
+LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}
 REPEATABLE: Final = frozenset({"prompt_at"})
 
 
@@ -268,11 +271,11 @@ COMMANDS: Final = (
     ),
     Command(
         "generate", "make one video file", _generate,
-        (GenerateConfig, EngineConfig), SERVER_ONLY, _generate_arguments,
+        (GenerateConfig, EngineConfig), LIVE_ONLY, _generate_arguments,
     ),
     Command(
         "replay", "make a session again from its replay file", _replay,
-        (ReplayConfig, EngineConfig), SERVER_ONLY, _replay_arguments,
+        (ReplayConfig, EngineConfig), LIVE_ONLY, _replay_arguments,
     ),
     Command(
         "bench", "measure this machine", _bench,

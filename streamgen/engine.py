@@ -150,8 +150,8 @@ class StreamEngine:
         child = self.lives.new(record.config, None, record)
         child.paused = False
         at_newest = record.num_chunks == record_of(parent).num_chunks
-        # Pages that a recache is making, or has made for a chunk that is not done, are no past.
-        refills = parent.needs_rebuild or isinstance(parent.work, Refill) or parent.is_recached
+        # Pages that a recache or a reset has made ready for a chunk that is not done are no past.
+        refills = parent.needs_rebuild or isinstance(parent.work, Refill) or parent.is_prepared
         if at_newest and parent.table is not None and not refills:
             self.admissions.check(child, self.sessions.values())
             child.table = parent.table.fork()

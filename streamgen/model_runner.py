@@ -26,11 +26,12 @@ from kvcache import (
     TextKVPool,
     WindowConfig,
 )
+from streamgen.embeds import blended, mixed
 from streamgen.faults import NO_FAULTS, Faults
 from streamgen.models.causal_dit import CausalDiT
 from streamgen.models.presets import TextEncoder
 from streamgen.models.rope import frame_turn
-from streamgen.text import Text, TextBlend, TextMix, blended, mixed
+from streamgen.text import Text, TextBlend, TextMix
 
 WARM_UP_CHUNKS: Final = 8
 MEASURED_PASSES: Final = 3

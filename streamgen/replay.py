@@ -41,7 +41,11 @@ def run(
     seconds = replay.num_frames / config.fps
     if seconds > MAX_SECONDS:
         raise ConfigError(f"{seconds:.0f} s are more than a file holds", param="replay")
-    written = as_options(dataclasses.replace(engine, max_sessions=1, deterministic=True))
+    # All of it can be gone back to, however long the server remembered.
+    engine = dataclasses.replace(
+        engine, max_sessions=1, deterministic=True, history_seconds=seconds + 1
+    )
+    written = as_options(engine)
     written["size"] = f"{config.width}x{config.height}"
     num_left = replay.num_frames
     with (

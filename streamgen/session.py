@@ -160,15 +160,16 @@ class Session:
         return idle and self.commit is not None and not self.commit.is_settled
 
     @property
-    def is_recached(self) -> bool:
-        """Return whether the pages hold what was made for a chunk that is not done yet."""
-        return self.spec is not None and self.recached_for == self.spec.index
+    def is_prepared(self) -> bool:
+        """Return whether the pages were recached or emptied for a chunk that is not done yet."""
+        spec = self.spec
+        return spec is not None and (spec.is_reset or self.recached_for == spec.index)
 
     @property
     def _recaches(self) -> bool:
         """Return whether the window is made again before the next chunk."""
         if self.spec is not None:
-            return self.spec.is_recached and not self.is_recached
+            return self.spec.is_recached and self.recached_for != self.spec.index
         prompt = self.pending.prompt
         return prompt is not None and prompt.transition == "recache"
 

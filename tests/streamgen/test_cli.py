@@ -93,7 +93,7 @@ def test_no_command_shows_which_there_are(capsys: pytest.CaptureFixture[str]) ->
     assert all(command.name in said for command in cli.COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["plan", "eval", "replay", "download"])
+@pytest.mark.parametrize("command", ["plan", "eval", "download"])
 def test_commands_of_later_versions_do_not_exist(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,10 +103,10 @@ def test_commands_of_later_versions_do_not_exist(
 @pytest.mark.parametrize(
     "flag",
     [
-        "--api-key=k", "--quantization=fp8", "--kv-cache-dtype=fp8", "--max-queue=1",
+        "--api-key=k", "--quantization=fp8", "--kv-cache-dtype=fp8",
         "--encoder=x264", "--bitrate=4M", "--ice-server=stun:a", "--turn-secret=s",
         "--public-ip=1.2.3.4", "--udp-port-range=1-2", "--allowed-origin=a", "--ssl-certfile=f",
-        "--ssl-keyfile=f", "--record=d", "--history-seconds=1", "--no-fused-commit",
+        "--ssl-keyfile=f", "--record=d", "--no-fused-commit",
         "--enforce-eager", "--log-format=json", "--plot=f",
     ],
 )  # fmt: skip

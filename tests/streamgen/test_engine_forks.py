@@ -166,8 +166,11 @@ def test_a_fork_of_a_session_whose_recache_waits_for_room_shares_no_unwritten_pa
             assert np.isfinite(chunk.latents).all()
 
 
+@pytest.mark.parametrize("transition", ["recache", "reset"])
 @pytest.mark.parametrize("num_steps", range(PASSES + 2))
-def test_a_fork_in_the_middle_of_a_recache_goes_on_without_it(num_steps: int) -> None:
+def test_a_fork_in_the_middle_of_a_transition_goes_on_without_it(
+    num_steps: int, transition: str
+) -> None:
     """What the parent was asked is not the child's, nor are the K/V that it made for that.
 
     Nothing was evicted yet, so what is made again for the child is what was there. And whoever has
@@ -177,7 +180,7 @@ def test_a_fork_in_the_middle_of_a_recache_goes_on_without_it(num_steps: int) ->
     with Studio(deterministic=True) as studio:
         session = studio.open()
         studio.rest(session, 2)
-        studio.engine.control(session.id, SetPrompt("a star", "recache"))
+        studio.engine.control(session.id, SetPrompt("a star", transition))
         for _ in range(num_steps):
             studio.step()
         child = studio.engine.fork(session.id)

@@ -157,7 +157,7 @@ class Machine:
         session = self.some()
         if session.config.num_frames is None:
             to_chunk = session.num_chunks - int(self.random.integers(-1, 9))
-            self.told_of(session, Rewind(to_chunk))
+            self.told_of(session, Rewind(max(0, to_chunk)))
 
     def control(self, control: Control) -> None:
         self.told_of(self.some(), control)

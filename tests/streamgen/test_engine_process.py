@@ -71,7 +71,7 @@ async def test_a_killed_engine_is_replaced_under_a_playing_stream() -> None:
         assert following.first_frame_index == one.first_frame_index + len(one.frames)
         assert following.pts_s == pytest.approx(one.pts_s + len(one.frames) / one.fps)
         assert following.prompt_revision >= one.prompt_revision
-    assert [str(c.record.text) for c in (chunks[1], chunks[-1])] == ["a star", "a box"]
+    assert str(chunks[-1].record.text) == "a box"
     assert [c.index for c in chunks if "pending" in c.started_event_ids] == [
         next(c.index for c in chunks if str(c.record.text) == "a box")
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamgen.messages import Rewind, SetPrompt, Update
+from streamgen.messages import Rewind, SetPrompt, StateChanged, Update
 from streamgen.text import TextBlend
 from tests.streamgen.studio import PASSES, Studio, alone, assert_numbered, assert_same
 
@@ -103,3 +103,20 @@ def test_the_options_of_a_record_are_those_it_ran_with() -> None:
         assert restored.config == session.config
         assert dataclasses.asdict(restored.config.window)["sink_frames"] == 1
         assert studio.make(restored, 1)[0].record.steps == 3
+
+
+@pytest.mark.parametrize("how", ["restore", "fork"])
+def test_a_video_that_is_complete_ends_when_it_is_taken_up_again(how: str) -> None:
+    with Studio() as studio:
+        session = studio.open(num_frames=20)
+        while session.num_generated < 20:
+            assert studio.engine.step()
+        if how == "restore":
+            again = studio.engine.restore(studio.engine.record(session.id))
+        else:
+            again = studio.engine.fork(session.id)
+        while studio.step():
+            pass
+        assert not studio.engine.sessions
+        assert studio.events[again.id][-1] == StateChanged("closed", "done")
+        assert studio.audit() == studio.pool.num_pages == studio.pool.num_unreserved

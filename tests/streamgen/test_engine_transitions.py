@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from streamgen.embeds import blended
 from streamgen.messages import Applied, Chunk, SetPrompt, Superseded, Update
-from streamgen.text import TextBlend, TextMix, blended
+from streamgen.text import TextBlend, TextMix
 from tests.streamgen.studio import Studio, alone, assert_same, watch_prompts
 from tests.streamgen.tiny import HashEncoder
 

@@ -13,7 +13,7 @@ from streamgen.errors import InvalidPrompt, InvalidRequest, NotFound, StreamgenE
 from streamgen.history import History
 from streamgen.messages import Control, Receipt, Rewind, SetPrompt, Superseded, Update
 from streamgen.models.presets import Preset
-from streamgen.next_chunk import next_spec
+from streamgen.next_chunk import go_back, next_spec
 from streamgen.record import ChunkRecord
 from streamgen.session import Session, SessionState
 from streamgen.session_config import SessionRequest
@@ -219,7 +219,7 @@ def test_a_control_waits_for_the_chunk_after_the_one_that_has_begun() -> None:
         (Update(fps=61), InvalidRequest),
         (Update(paused=True, reset="nonsense"), InvalidRequest),
         (Rewind(7), NotFound),
-        (Rewind(-1), NotFound),
+        (Rewind(-1), InvalidRequest),
         (Rewind(True), InvalidRequest),
         (Rewind("0"), InvalidRequest),  # type: ignore[arg-type]
     ],
@@ -276,3 +276,13 @@ def test_a_blend_that_was_ended_is_told_once(ended_by: Control) -> None:
     assert accept(session, SetPrompt("c"))[1] == (
         [Superseded("b")] * isinstance(ended_by, SetPrompt)
     )
+
+
+def test_a_blend_whose_chunk_failed_is_told_once_at_a_rewind() -> None:
+    session = new_session()
+    make_chunk(session)
+    accept(session, SetPrompt("a", "blend", 4, event_id="a"))
+    accept(session, Update(seed=3, event_id="u"))
+    next_spec(session)  # its pass failed, and it would be tried again
+    told = accept(session, Rewind(0))[1] + go_back(session, 100.0)
+    assert sorted(event.event_id for event in told) == ["a", "u"]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from streamgen.text import SMALLEST_SHARE, TextBlend, TextMix, as_mix, blended, mixed
+from streamgen.embeds import blended, mixed
+from streamgen.text import SMALLEST_SHARE, TextBlend, TextMix, as_mix
 
 RED, BLUE = TextMix.of("red"), TextMix.of("blue")
 
