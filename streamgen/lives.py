@@ -86,6 +86,8 @@ class Lives:
         self.decoding.begin_again(session)
         session.started_at, session.played_at = self.clock(), None
         self.enter(session, SessionState.STARTING)
+        if session.is_complete:  # restored or forked after its last frame was made
+            self.end(session, SessionState.CLOSED, "done")
 
     def start_waiting(self) -> None:
         """Give places that came free to those who wait longest."""

@@ -44,7 +44,7 @@ def go_back(session: Session, now: float) -> list[Superseded]:
     assert session.work is None
     chunk = session.history.go_back(rewind.to_chunk)
     session.pending.is_rewound = True
-    session.blend = None
+    ended, session.blend = session.blend, None  # it was told so when the rewind was accepted
     session.text, session.seed, session.steps = as_mix(chunk.text), chunk.seed, chunk.steps
     session.fps = chunk.fps
     session.epoch, session.num_model_chunks = chunk.epoch, chunk.draw + 1
@@ -55,7 +55,8 @@ def go_back(session: Session, now: float) -> list[Superseded]:
     if spec is None:
         return []
     session.num_chunks -= 1  # it failed, and is not tried again
-    return [Superseded(event_id) for event_id in spec.event_ids]
+    told = None if ended is None or ended.is_done else ended.event_id
+    return [Superseded(event_id) for event_id in spec.event_ids if event_id != told]
 
 
 def next_spec(

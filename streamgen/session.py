@@ -134,10 +134,7 @@ class Session:
 
     @property
     def may_begin(self) -> bool:
-        """Return whether the next chunk may start: work is left and the lead allows it.
-
-        Cache contents that are missing are made whatever the lead: no frame comes of it.
-        """
+        """Return whether a chunk may start: work is left and the lead allows it, or K/V are due."""
         if self.table is None or self.work is not None or self._waits:
             return False
         return self.needs_rebuild or self._wants_chunk
@@ -147,11 +144,16 @@ class Session:
         return self.waits_for is not None and self.waits_for.is_open
 
     @property
+    def is_complete(self) -> bool:
+        """Return whether all the frames that were asked for are made."""
+        wanted = self.config.num_frames
+        return wanted is not None and self.num_generated >= wanted
+
+    @property
     def _wants_chunk(self) -> bool:
-        ended = self.config.num_frames is not None and self.num_generated >= self.config.num_frames
         most = self.max_lead_frames
         leads = self.lead_frames > (self.chunk_pixels + LEAD_SLACK_FRAMES if most is None else most)
-        return not (self.paused or ended or leads)
+        return not (self.paused or self.is_complete or leads)
 
     @property
     def may_commit(self) -> bool:
