@@ -26,7 +26,7 @@ from streamgen.overload import (
     traded,
 )
 from streamgen.planner import BOUND, Admission, Planner, Refusal, SessionLoad, Space
-from streamgen.session import Session, SessionState
+from streamgen.session import Session
 from streamgen.wait_queue import WaitQueue
 
 WATCH_INTERVAL_S: Final = 0.25
@@ -296,5 +296,4 @@ def _levels(config: EngineConfig, preset: Preset) -> list[int]:
 
 def _placed(sessions: Iterable[Session]) -> list[Session]:
     """Return the sessions that hold pages."""
-    waiting = (SessionState.QUEUED, SessionState.SUSPENDED)
-    return [s for s in sessions if s.table is not None and s.phase not in waiting]
+    return [session for session in sessions if session.table is not None]

@@ -31,6 +31,7 @@ from streamgen.model_runner import ModelRunner
 from streamgen.models.presets import Preset
 from streamgen.next_chunk import past_of, record_of
 from streamgen.passes import Passes
+from streamgen.pending import check_update
 from streamgen.record import LogEntry, SessionRecord
 from streamgen.refill import Refill
 from streamgen.scheduler import Scheduler
@@ -167,6 +168,7 @@ class StreamEngine:
             session.history.find(limits.check_chunk(control.to_chunk, "to_chunk"))
             self.admissions.check_rewind(session, self.sessions.values(), self.clock())
         if isinstance(control, Update):
+            check_update(control, self.preset)  # what is wrong in itself is said first
             self.admissions.check_update(session, control, self.sessions.values())
         receipt, superseded = session.accept(control, self.clock())
         for event in superseded:

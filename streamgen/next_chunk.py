@@ -206,10 +206,7 @@ def past_of(session: Session, at_chunk: int | None) -> SessionRecord:
         num_generated=last.first_frame_index + last.num_frames,
         pts_s=last.pts_s + last.num_frames / last.fps,
         pending=(),
-        log=(
-            *(e for e in record.log if e.chunk_index <= last.index),
-            rebuilt,
-        ),
+        log=(*(e for e in record.log if e.chunk_index <= last.index), rebuilt),
     )
 
 

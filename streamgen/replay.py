@@ -40,26 +40,25 @@ def run(
     config = _changed(replay.config, preset, options)
     seconds = replay.num_frames / config.fps
     if seconds > MAX_SECONDS:
-        raise ConfigError(f"{seconds:.0f} s are more than a file holds", param="replay")
+        raise ConfigError(f"{seconds:.0f} s are too long for a file", param="replay")
     # All of it can be gone back to, however long the server remembered.
     engine = dataclasses.replace(
         engine, max_sessions=1, deterministic=True, history_seconds=seconds + 1
     )
     written = as_options(engine)
     written["size"] = f"{config.width}x{config.height}"
-    num_left = replay.num_frames
     with (
         Engine(engine.model, preset=preset, **written) as maker,
         maker.open_config(config) as session,
         VideoFile(output, config.width, config.height, config.fps) as video,
         Progress(replay.num_frames, sys.stderr) as progress,
     ):
-        for chunk in session:
-            video.add(chunk.frames[:num_left])
-            num_left -= min(num_left, len(chunk.frames))
+        num_left = replay.num_frames
+        while num_left:
+            frames = next(session).frames[:num_left]
+            video.add(frames)
+            num_left -= len(frames)
             progress.show(replay.num_frames - num_left)
-            if num_left == 0:
-                break
     print(f"{output}: {replay.num_frames} frames, seed {config.seed}")
     return 0
 

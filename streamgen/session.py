@@ -188,9 +188,7 @@ class Session:
         """Return the rows of its next forward."""
         if self.work is not None:
             return self.work.num_rows
-        if self.needs_rebuild:
-            return min(max(1, len(self.history.in_window())), self.max_rows)
-        if self._recaches:
+        if self.needs_rebuild or self._recaches:
             return min(max(1, len(self.history.in_window())), self.max_rows)
         rides = self.commit is not None and not self.commit.is_settled and not self.may_commit
         return 2 if rides else 1

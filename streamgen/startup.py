@@ -88,36 +88,22 @@ def start_engine(
     model = build(preset, dummy=config.load_format == "dummy")
     sizes, window = runner_config(config, preset, device), engine_window(config, preset)
     report("measuring", 0.4)
-    if measured is None:
-        one = runner_config(config, preset, device, num_sessions=1)
-        dtypes = choose_dtypes(config, model, one, window)
-    else:
-        dtypes = measured.dtypes
+    one = runner_config(config, preset, device, num_sessions=1)
+    dtypes = measured.dtypes if measured else choose_dtypes(config, model, one, window)
     report("warm-up", 0.7)
     runner = ModelRunner(model.dit, model.text_encoder, dtypes[0], sizes)
     model.vae.to(device, dtypes[1])
     measured = measured or measure(runner, model, dtypes[1], window)
     faults = runner.faults = Faults.parse(config.faults)
     decoder = StreamingDecoder(
-        model.vae,
-        device,
-        dtypes[1],
-        num_threads=DECODER_THREADS,
-        state_bytes=measured.state_bytes,
-        faults=faults,
-    )
+        model.vae, device, dtypes[1],
+        num_threads=DECODER_THREADS, state_bytes=measured.state_bytes, faults=faults,
+    )  # fmt: skip
     report("ready", 1.0)
     return StreamEngine(
-        config,
-        preset,
-        runner,
-        decoder,
-        measured,
-        output,
-        clock=clock,
-        on_decoded=on_decoded,
-        faults=faults,
-    )
+        config, preset, runner, decoder, measured, output,
+        clock=clock, on_decoded=on_decoded, faults=faults,
+    )  # fmt: skip
 
 
 def runner_config(

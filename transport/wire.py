@@ -102,23 +102,20 @@ class SessionStart:
             raise ProtocolError("width and height go together", param=missing)
         if self.size and self.width is not None and self.size != (self.width, self.height):
             raise ProtocolError("size contradicts width and height", param="size")
-        score = self.score or ()
-        for i, (entry, following) in enumerate(pairwise(score), start=1):
-            if following.at_s <= entry.at_s:
-                raise ProtocolError(
-                    f"score[{i}] is at {following.at_s:g} s, not after score[{i - 1}] at "
-                    f"{entry.at_s:g} s; write the score in the order of its times",
-                    param="score",
+        for i, (entry, after) in enumerate(pairwise(self.score or ()), start=1):
+            if after.at_s <= entry.at_s:
+                where = (
+                    f"score[{i}] at {after.at_s:g} s is not after the {entry.at_s:g} s before it"
                 )
+                message = f"{where}; write the score in the order of its times"
+                raise ProtocolError(message, param="score")
 
     @property
     def dimensions(self) -> tuple[int, int] | tuple[None, None]:
         """Width and height in pixels, however they were given."""
-        if self.size:
-            return self.size
         if self.width is not None and self.height is not None:
             return self.width, self.height
-        return None, None
+        return self.size or (None, None)
 
 
 @dataclass(frozen=True, slots=True)

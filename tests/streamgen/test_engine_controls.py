@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamgen.errors import InvalidPrompt
+from streamgen.errors import InvalidPrompt, InvalidRequest
 from streamgen.messages import Applied, SetPrompt, StateChanged, Update
 from tests.streamgen.studio import (
     PASSES,
@@ -99,3 +99,13 @@ def test_pause_finishes_the_chunk_in_work_and_begins_no_other() -> None:
         studio.make(session, num_made + 1)
         states = [e.state for e in studio.events[session.id] if isinstance(e, StateChanged)]
         assert states == ["starting", "running", "paused", "running"]
+
+
+@pytest.mark.parametrize("update", [Update(fps="60"), Update(fps=0), Update(steps=99), Update()])
+def test_what_is_wrong_in_an_update_is_said_before_it_is_weighed(update: Update) -> None:
+    """Where load is watched, values are checked before any arithmetic is done with them."""
+    with Studio(max_utilisation="0.85") as studio:
+        session = studio.open()
+        studio.open("other", seed=2)
+        with pytest.raises(InvalidRequest):
+            studio.engine.control(session.id, update)
