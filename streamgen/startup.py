@@ -18,6 +18,7 @@ from streamgen.errors import ConfigError
 from streamgen.faults import Faults
 from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
 from streamgen.lives import Output
+from streamgen.machine import keep_freed_memory
 from streamgen.model_runner import ModelRunner, RunnerConfig
 from streamgen.models.presets import Preset, build, find_preset
 from streamgen.session_config import checked_window, held_frames
@@ -84,6 +85,8 @@ def start_engine(
     config = resolve(config, preset)
     device = find_device(config.device)
     torch.set_num_threads(config.threads or max(1, num_cores() - DECODER_THREADS))
+    if device.type == "cpu":
+        keep_freed_memory()
     report("weights", 0.0)
     model = build(preset, dummy=config.load_format == "dummy")
     sizes, window = runner_config(config, preset, device), engine_window(config, preset)

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from streamgen.models.fused import LinearGELU
 from streamgen.models.rope import rotate, rotation
 
 SelfAttention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -43,6 +44,7 @@ class DiTConfig:
     qk_norm: bool = True
     cross_attn_norm: bool = True
     eps: float = 1e-6
+    gelu: Literal["tanh", "none"] = "tanh"  # the approximation in the MLP, as torch calls it
 
     def __post_init__(self) -> None:
         if self.dim % self.num_heads:
@@ -109,23 +111,23 @@ class Block(nn.Module):
             nn.LayerNorm(config.dim, eps=config.eps) if config.cross_attn_norm else nn.Identity()
         )
         self.ffn = nn.Sequential(
-            nn.Linear(config.dim, config.ffn_dim),
-            nn.GELU(approximate="tanh"),
+            LinearGELU(config.dim, config.ffn_dim, config.gelu),
+            nn.Identity(),  # where the GELU is in published checkpoints
             nn.Linear(config.ffn_dim, config.dim),
         )
         self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / config.dim**0.5)
 
     def before_attention(
-        self, x: Tensor, time: Tensor, cos: Tensor, sin: Tensor
+        self, x: Tensor, time: Tensor, turn: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k (both rotated) and v of the self-attention, `[R, T, H, d/H]`.
 
-        `x` is `[R, T, d]`, `time` `[R, F, 6, d]`, `cos` and `sin` `[R, T, 1, d/2H]`.
+        `x` is `[R, T, d]`, `time` `[R, F, 6, d]`, `turn` `[R, T, 1, d/2H, 2]`.
         """
         shift, scale = self._modulation(time, 0, x), self._modulation(time, 1, x)
         h = self._normed(x, shift, scale)
         k, v = self.self_attn.key_value(h)
-        return rotate(self.self_attn.query(h), cos, sin), rotate(k, cos, sin), v
+        return rotate(self.self_attn.query(h), turn), rotate(k, turn), v
 
     def after_attention(
         self, x: Tensor, seen: Tensor, time: Tensor, text_k: Tensor, text_v: Tensor
@@ -242,11 +244,11 @@ class CausalDiT(nn.Module):
         _, ph, pw = self.config.patch_size
         grid = (height // ph, width // pw)
         numbers = frame_index[:, None] + torch.arange(frames, device=frame_index.device)
-        cos, sin = rotation(numbers, *grid, self.config.head_dim)
+        turn = rotation(numbers, *grid, self.config.head_dim)
         x = self._by_row(self._embed_patches, latents)[0]
         embedding, time = self._by_row(self.embed_time, t)
         for layer, block in enumerate(self.layers):
-            q, k, v = self._by_row(block.before_attention, x, time, cos, sin)
+            q, k, v = self._by_row(block.before_attention, x, time, turn)
             seen = attention(layer, q, k, v)
             x = self._by_row(block.after_attention, x, seen, time, *text(layer))[0]
         x = self._by_row(self.head, x, embedding)[0]
@@ -280,6 +282,7 @@ def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def _gated(x: Tensor, update: Tensor, gate: Tensor) -> Tensor:
-    """Add `[R, T, d]` an update times the gate `[R, F, d]` of its frame."""
-    per_frame: Tensor = update.unflatten(1, (gate.shape[1], -1))
-    return x + (per_frame * gate[:, :, None]).flatten(1, 2)
+    """Add to `[R, T, d]` an update times the gate `[R, F, d]` of its frame."""
+    frames = (gate.shape[1], -1)
+    added = torch.addcmul(x.unflatten(1, frames), update.unflatten(1, frames), gate[:, :, None])
+    return added.flatten(1, 2)

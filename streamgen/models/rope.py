@@ -8,7 +8,7 @@ Angles are computed in float64 from the absolute frame number: no table, no limi
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 import torch
@@ -45,8 +45,8 @@ def _grid_angles(height: int, width: int, num_lanes: int, device: torch.device) 
     return grid.flatten(0, 1)  # [height * width, 2 * lanes]
 
 
-def rotation(frames: Tensor, height: int, width: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, float32 `[rows, frames * height * width, 1, head_dim / 2]`.
+def rotation(frames: Tensor, height: int, width: int, head_dim: int) -> Tensor:
+    """Return cosines and sines, float32 `[rows, frames * height * width, 1, head_dim / 2, 2]`.
 
     `frames` holds absolute frame numbers, integer `[rows, frames]`; `height` and `width` count
     tokens. Tokens are ordered frame, row, column.
@@ -56,13 +56,17 @@ def rotation(frames: Tensor, height: int, width: int, head_dim: int) -> tuple[Te
     grid = _grid_angles(height, width, row_lanes, frames.device)
     space = grid.expand(*frames.shape, -1, -1)
     angles = torch.cat([time, space], dim=-1).flatten(1, 2)[:, :, None, :]
-    return angles.cos().float(), angles.sin().float()
+    return torch.stack([angles.cos(), angles.sin()], dim=-1).float()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `[rows, tokens, heads, head_dim]` by the given angles in float32; keep the dtype."""
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    """Rotate `[rows, tokens, heads, head_dim]` by a `rotation` in float32; keep the dtype."""
     pairs = x.float().unflatten(-1, (-1, 2))
-    real, imag = pairs[..., 0], pairs[..., 1]
+    if not torch.compiler.is_compiling():
+        # A complex product is one pass over memory where its four real ones are eight.
+        turned = torch.view_as_complex(pairs) * torch.view_as_complex(turn)
+        return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+    (real, imag), (cos, sin) = pairs.unbind(-1), turn.unbind(-1)  # compilers know no complex kind
     turned = torch.stack([real * cos - imag * sin, real * sin + imag * cos], dim=-1)
     return turned.flatten(-2).to(x.dtype)
 
@@ -71,16 +75,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def frame_turn(num_frames: int, head_dim: int, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Return the function that moves rotated keys `[..., heads, head_dim]` on by `num_frames`.
 
-    Angles add: turned by n, the key of a token at frame f is that of frame f + n. Like `rotate` it
-    computes in float32 and keeps the dtype.
+    Angles add: turned by n, the key of a token at frame f is that of frame f + n.
     """
     angles = torch.zeros(head_dim // 2, dtype=torch.float64)
     frame_lanes, _, _ = lanes(head_dim)
     angles[:frame_lanes] = axis_angles(torch.tensor(num_frames), frame_lanes)
-    step = torch.polar(torch.ones_like(angles), angles).to(device, torch.complex64)
-
-    def turn(keys: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(keys.float().unflatten(-1, (-1, 2))) * step
-        return torch.view_as_real(pairs).flatten(-2).to(keys.dtype)
-
-    return turn
+    step = torch.stack([angles.cos(), angles.sin()], dim=-1).to(device, torch.float32)
+    return partial(rotate, turn=step)

@@ -2,19 +2,23 @@
 
 A latent frame becomes four pixel frames; the first three of a stream are start-up frames and are
 dropped, so n latents give 4n - 3 frames. Layer indices inside `encoder` and `decoder` are those of
-the published checkpoints, and so are the weight names.
+the published checkpoints, and so are the weight names. An identity stands where those have a layer
+without weights that is done by its neighbour here.
 
 Whole clips and streams run the same code: a `TAEHVState` carries what the memory blocks saw last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from streamgen.models.fused import ConvReLU
 
 FRAMES_PER_LATENT: Final = 4
 STARTUP_FRAMES: Final = FRAMES_PER_LATENT - 1
@@ -56,18 +60,19 @@ class MemoryBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.conv = nn.Sequential(
-            nn.Conv2d(2 * width, width, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, padding=1),
+            _conv_relu(2 * width, width),
+            nn.Identity(),
+            _conv_relu(width, width),
+            nn.Identity(),
+            _conv_relu(width, width),  # after the block's input is added
         )
 
     def forward(self, x: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the block's output and its new memory; `x` is [time, batch, h, w, C]."""
         first = torch.zeros_like(x[:1]) if last is None else last
         past = torch.cat([first, x[:-1]])
-        out = F.relu(_spatial(self.conv, torch.cat([x, past], dim=-1)) + x)
+        inner = _spatial(self.conv[:-1], torch.cat([x, past], dim=-1))
+        out = _spatial(self.conv[-1], inner, x)
         return out, x[-1:].detach().clone()  # a view would hold all frames
 
 
@@ -85,8 +90,12 @@ class TimePool(nn.Module):
         return _spatial(self.conv, groups.flatten(-2))
 
 
-class TimeGrow(nn.Module):
-    """Split one frame into `stride` consecutive ones by a 1x1 convolution."""
+class Grow(nn.Module):
+    """Split one frame into `stride` consecutive ones, each of twice the height and width.
+
+    The 1x1 convolution and nearest-neighbour upsampling may change places: convolving first is a
+    quarter of the work.
+    """
 
     def __init__(self, width: int, stride: int) -> None:
         super().__init__()
@@ -94,9 +103,10 @@ class TimeGrow(nn.Module):
         self.conv = nn.Conv2d(width, width * stride, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [time, batch, h, w, C] to [time * stride, batch, h, w, C], earlier frames first."""
+        """Map [time, batch, h, w, C] to [time * stride, batch, 2h, 2w, C], earlier frames first."""
         grown: Tensor = _spatial(self.conv, x).unflatten(-1, (self.stride, -1))
-        return grown.permute(0, 4, 1, 2, 3, 5).flatten(0, 1)
+        frames = grown.permute(0, 4, 1, 2, 3, 5).flatten(0, 1)
+        return _spatial(_upsampled, frames)
 
 
 class SoftClamp(nn.Module):
@@ -117,20 +127,23 @@ class TAEHV(nn.Module):
         super().__init__()
         self.config = config = config or TAEHVConfig()
         w, (n0, n1, n2, n3) = config.encoder_width, config.decoder_widths
-        encoder: list[nn.Module] = [_conv(config.image_channels, w), nn.ReLU(inplace=True)]
+        encoder: list[nn.Module] = [_conv_relu(config.image_channels, w), nn.Identity()]
         for time_stride in (2, 2, 1):
             encoder += [TimePool(w, time_stride), _conv(w, w, stride=2, bias=False)]
             encoder += [MemoryBlock(w) for _ in range(3)]
         encoder.append(_conv(w, config.latent_channels))
-        decoder: list[nn.Module] = [SoftClamp(), _conv(config.latent_channels, n0)]
-        decoder.append(nn.ReLU(inplace=True))
+        decoder: list[nn.Module] = [SoftClamp(), _conv_relu(config.latent_channels, n0)]
+        decoder.append(nn.Identity())
         for width, next_width, time_stride in ((n0, n1, 1), (n1, n2, 2), (n2, n3, 2)):
             decoder += [MemoryBlock(width) for _ in range(3)]
-            decoder += [nn.Upsample(scale_factor=2), TimeGrow(width, time_stride)]
+            decoder += [nn.Identity(), Grow(width, time_stride)]
             decoder.append(_conv(width, next_width, bias=False))
-        decoder += [nn.ReLU(inplace=True), _conv(n3, config.image_channels)]
+        decoder[-1] = _conv_relu(n2, n3, bias=False)
+        decoder += [nn.Identity(), _conv(n3, config.image_channels)]
         self.encoder = nn.ModuleList(encoder)
         self.decoder = nn.ModuleList(decoder)
+        # Of the weights, too, or each call brings them to it. (torch's types leave it out.)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def decoder_state(self) -> TAEHVState:
         """Return the state of a stream that has decoded nothing yet."""
@@ -206,19 +219,27 @@ def _run(
         if isinstance(layer, MemoryBlock):
             x, last = layer(x, memory[len(new_memory)])
             new_memory.append(last)
-        elif isinstance(layer, (TimePool, TimeGrow)):
+        elif isinstance(layer, (TimePool, Grow, nn.Identity)):
             x = layer(x)
         else:
             x = _spatial(layer, x)
     return x.permute(1, 0, 4, 2, 3), new_memory
 
 
-def _spatial(layer: nn.Module, x: Tensor) -> Tensor:
+def _upsampled(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2)
+
+
+def _spatial(layer: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
     """Apply a layer on [n, C, h, w] to every frame of [time, batch, h, w, C]."""
-    out: Tensor = layer(x.flatten(0, 1).permute(0, 3, 1, 2))
+    out = layer(*(each.flatten(0, 1).permute(0, 3, 1, 2) for each in (x, *others)))
     frames: Tensor = out.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
     return frames
 
 
 def _conv(inputs: int, outputs: int, *, stride: int = 1, bias: bool = True) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=bias)
+
+
+def _conv_relu(inputs: int, outputs: int, *, bias: bool = True) -> ConvReLU:
+    return ConvReLU(inputs, outputs, 3, padding=1, bias=bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ def load_dit(fixture: Fixture) -> CausalDiT:
 def _dit_config(fixture: Fixture) -> DiTConfig:
     group = ("model", "hyperparameters")
     names = "dim ffn_dim num_layers num_heads text_dim text_len in_dim out_dim freq_dim"
-    sizes = {name: fixture.size(*group, name) for name in names.split()}
+    sizes: dict[str, Any] = {name: fixture.size(*group, name) for name in names.split()}
     patch_size = fixture.sizes(*group, "patch_size")
     if len(patch_size) != 3 or sizes["in_dim"] != sizes["out_dim"]:
         raise FixtureError(f"no stream has patches of {list(patch_size)} and {sizes}")
@@ -194,8 +194,8 @@ class _Outputs:
         _, _, height, width = self.run.inputs.noise.shape
         _, ph, pw = self.model.config.patch_size
         grid = height // ph, width // pw
-        cos, sin = rotation(torch.tensor([kv.frames]), *grid, self.model.config.head_dim)
-        return rotate(kept, cos, -sin)
+        turn = rotation(torch.tensor([kv.frames]), *grid, self.model.config.head_dim)
+        return rotate(kept, turn * torch.tensor([1, -1]))  # back
 
 
 def _check_recaches(fixture: Fixture, run: StreamRun, recording: Recording, mark: str) -> Check:

@@ -27,4 +27,5 @@ DIT: Final = DiTConfig(
     out_dim=LATENT_CHANNELS,
     text_dim=TEXT_DIM,
     text_len=TEXT_LEN,
+    gelu="none",  # the approximation takes a CPU longer than what it stands for
 )

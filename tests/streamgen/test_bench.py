@@ -17,6 +17,7 @@ from streamgen import bench, cli
 from streamgen.command_options import BenchConfig
 from streamgen.errors import GenerationFailed, StreamgenError
 from streamgen.model_runner import ModelRunner, Row, StepBatch
+from streamgen.models import fused
 from streamgen.models.presets import build
 from streamgen.startup import resolve, runner_config
 from streamgen.stopwatch import STAGES, Stopwatch, batch_flops
@@ -140,8 +141,9 @@ def test_impossible_options_are_refused(option: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("held", [0, 2])
-def test_operations_are_those_that_torch_counts(held: int) -> None:
+def test_operations_are_those_that_torch_counts(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The formula against torch's own counter, with an empty and with a filled window."""
+    monkeypatch.setattr(fused, "can_fuse", lambda _: False)
     config = resolve(tiny_config(), TINY)
     model = build(TINY)
     sizes = runner_config(config, TINY, torch.device("cpu"), 1)
@@ -151,7 +153,7 @@ def test_operations_are_those_that_torch_counts(held: int) -> None:
     for chunk in range(held + 1):
         row = Row(torch.zeros(3, *sizes.latent_shape), 500.0, table.begin(3), slot)
         batch = StepBatch((row,))
-        # Of the kernels, the counter knows only the one that is made of products.
+        # The counter knows only what is made of products, no fused layer and one kernel.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             runner.run(batch)
         if chunk < held:

@@ -17,7 +17,7 @@ def test_a_turned_key_is_the_key_of_a_later_frame(head_dim: int, num_frames: int
     generator = torch.Generator().manual_seed(head_dim)
     keys = torch.randn(2 * 3 * 4, 2, head_dim, generator=generator)
     here, there = (
-        rotate(keys[None], *rotation(torch.tensor([[first, first + 1]]), 3, 4, head_dim))[0]
+        rotate(keys[None], rotation(torch.tensor([[first, first + 1]]), 3, 4, head_dim))[0]
         for first in (7, 7 + num_frames)
     )
     turned = frame_turn(num_frames, head_dim, CPU)(here)

@@ -1,0 +1,62 @@
+"""Layers with the non-linearity that follows them, in one pass over memory.
+
+On a CPU, oneDNN applies it while it stores the results of a product. torch reaches that by
+operators that have no public name; its compiler uses them too. Where they are missing, on other
+devices and under autograd the same is computed in steps.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class ConvReLU(nn.Conv2d):
+    """A convolution, an optional sum, and the ReLU after them; fastest with channels last."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return relu(conv(x) + residual), `[n, C, h, w]`."""
+        if not can_fuse(x):
+            out = super().forward(x)
+            return F.relu(out if residual is None else out + residual)
+        place = (self.padding, self.stride, self.dilation, self.groups)
+        end: tuple[str, list[float], None] = ("relu", [], None)
+        fused = torch.ops.mkldnn._convolution_pointwise
+        if residual is None:
+            return cast(Tensor, fused(x, self.weight, self.bias, *place, *end))
+        summed = fused.binary(x, residual, self.weight, self.bias, *place, "add", None, *end)
+        return cast(Tensor, summed)
+
+
+class LinearGELU(nn.Linear):
+    """A linear layer and the GELU, by default approximated by tanh, after it."""
+
+    def __init__(
+        self, inputs: int, outputs: int, approximate: Literal["tanh", "none"] = "tanh"
+    ) -> None:
+        super().__init__(inputs, outputs)
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return gelu(linear(x))."""
+        if not can_fuse(x):
+            return F.gelu(super().forward(x), approximate=self.approximate)
+        fused = torch.ops.mkldnn._linear_pointwise
+        return cast(Tensor, fused(x, self.weight, self.bias, "gelu", [], self.approximate))
+
+
+def can_fuse(x: Tensor) -> bool:
+    """Return whether oneDNN may take a product of x together with what follows."""
+    return (
+        x.device.type == "cpu"
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()  # it fuses by itself
+        and torch.backends.mkldnn.is_available()
+        and all(
+            hasattr(torch.ops.mkldnn, name)
+            for name in ("_convolution_pointwise", "_linear_pointwise")
+        )
+    )

@@ -1,0 +1,64 @@
+"""Fused layers give what their steps give, and are fused where that is possible."""
+
+from __future__ import annotations
+
+import platform
+from typing import Literal
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from streamgen.machine import keep_freed_memory
+from streamgen.models.fused import ConvReLU, LinearGELU, can_fuse
+
+TYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # and what rounding allows
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_convolution_takes_its_relu_along(dtype: torch.dtype, bias: bool, adds: bool) -> None:
+    torch.manual_seed(0)
+    layer = ConvReLU(8, 8, 3, padding=1, bias=bias).to(dtype=dtype)
+    x = torch.randn(2, 8, 6, 10, dtype=dtype).to(memory_format=torch.channels_last)
+    residual = (x.flip(0),) if adds else ()
+    steps = layer(x, *residual)
+    with torch.inference_mode():
+        fused = layer(x, *residual)
+    torch.testing.assert_close(fused, steps.detach(), atol=TYPES[dtype], rtol=TYPES[dtype])
+    assert fused.is_contiguous(memory_format=torch.channels_last)
+    assert (fused == 0).any()
+    steps.sum().backward()
+    assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+def test_a_product_takes_its_gelu_along(
+    dtype: torch.dtype, approximate: Literal["tanh", "none"]
+) -> None:
+    torch.manual_seed(0)
+    layer = LinearGELU(8, 12, approximate).to(dtype=dtype)
+    x = 3 * torch.randn(2, 5, 8, dtype=dtype)
+    steps = layer(x)
+    with torch.inference_mode():
+        fused = layer(x)
+    torch.testing.assert_close(fused, steps.detach(), atol=TYPES[dtype], rtol=TYPES[dtype])
+    product = F.linear(x.float(), layer.weight.float(), layer.bias.float())
+    exact = F.gelu(product, approximate=approximate).detach()
+    torch.testing.assert_close(fused.float(), exact, atol=TYPES[dtype], rtol=TYPES[dtype])
+
+
+def test_torch_still_has_the_operators() -> None:
+    """They have no public name: without them everything works, slower."""
+    x = torch.zeros(1)
+    assert not can_fuse(x)  # autograd is on
+    with torch.inference_mode():
+        assert can_fuse(x) == torch.backends.mkldnn.is_available()
+        assert not can_fuse(x.to("meta"))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an option of glibc")
+def test_glibc_takes_the_option() -> None:
+    assert keep_freed_memory()
