@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from streamgen import Engine
 from streamgen.pocket.captions import caption
 from streamgen.pocket.detectors import read, saturation, sharpness
 from streamgen.pocket.measures import (
+    CHUNKS_UNTIL_JUDGED,
     SCENERY,
     Bytes,
     Case,
@@ -32,6 +34,7 @@ from streamgen.pocket.measures import (
     generate,
     progress,
     run_prompts,
+    run_rewinds,
     run_switches,
     unseen_scene,
 )
@@ -48,14 +51,15 @@ class Sizes:
     """How much is generated."""
 
     prompts: int = 96
-    switches: int = 48
+    switches: int = 48  # of each transition
+    rewinds: int = 24
     seeds: int = 8
     long_runs: int = 2
     minutes: float = 5.0
     truth: int = 200
 
 
-QUICK = Sizes(prompts=20, switches=10, seeds=4, long_runs=1, minutes=1.0, truth=40)
+QUICK = Sizes(prompts=20, switches=10, rewinds=6, seeds=4, long_runs=1, minutes=1.0, truth=40)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,10 @@ class Row:
 
     section: str
     name: str
-    value: float
+    value: float  # a share, or what `form` says
     mark: float | None = None
     at_most: bool = False
+    form: str = "{:.1%}"
 
     @property
     def met(self) -> bool | None:
@@ -79,6 +84,20 @@ class Row:
 def prompt_rows(section: str, cases: Sequence[Case], marks: Mapping[str, float]) -> list[Row]:
     """Return the rows of one set of cases."""
     return [Row(section, name, share, marks.get(name)) for name, share in accuracy(cases).items()]
+
+
+def rewind_rows(
+    cases: Sequence[Case], closeness: Sequence[float], marks: Mapping[str, float]
+) -> list[Row]:
+    """Return what is kept after going back, and how close the first chunk then is."""
+    section = "after a rewind, on K/V made again"
+    near = [
+        Row(
+            section, "first chunk against what it was, mean PSNR", mean(closeness), form="{:.1f} dB"
+        ),
+        Row(section, "the same, worst", min(closeness), form="{:.1f} dB"),
+    ]
+    return prompt_rows(section, cases, marks) + near
 
 
 def stability_rows(engine: Engine, runs: int, minutes: float) -> list[Row]:
@@ -153,7 +172,10 @@ def evaluate(engine: Engine, sizes: Sizes) -> tuple[list[Row], list[Case], list[
     rows += prompt_rows("unseen scenes and seeds", cases, plain)
     cases, clips = run_prompts(engine, sizes.prompts, "heldout")
     rows += prompt_rows("unseen wording", cases, dict.fromkeys(ATTRIBUTES, 0.80))
-    rows += prompt_rows("two chunks after a cut", run_switches(engine, sizes.switches), each)
+    for transition, chunks in CHUNKS_UNTIL_JUDGED.items():
+        section = f"{'two chunks' if chunks == 2 else 'a chunk'} after a {transition}"
+        rows += prompt_rows(section, run_switches(engine, sizes.switches, transition), each)
+    rows += rewind_rows(*run_rewinds(engine, sizes.rewinds), each)
     rows += seed_rows(engine, sizes.seeds)
     rows += stability_rows(engine, sizes.long_runs, sizes.minutes)
     return rows, cases, clips
@@ -169,7 +191,7 @@ def table_text(rows: Iterable[Row]) -> str:
             lines.append(f"| **{section}** | | | |")
         mark = "" if row.mark is None else f"{'at most ' * row.at_most}{row.mark:.0%}"
         met = {None: "", True: "yes", False: "NO"}[row.met]
-        lines.append(f"| {row.name} | {row.value:.1%} | {mark} | {met} |")
+        lines.append(f"| {row.name} | {row.form.format(row.value)} | {mark} | {met} |")
     return "\n".join(lines)
 
 

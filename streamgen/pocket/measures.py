@@ -22,8 +22,10 @@ Bytes = npt.NDArray[np.uint8]
 SCENERY: Final = ("place", "time", "weather", "colour")
 CLIP_CHUNKS: Final = 5  # the first one is not judged
 SWITCH_AT: Final = 3
-SWITCH_JUDGED: Final = 5  # judged from two chunks after the switch on
-SWITCH_CHUNKS: Final = 8
+CHUNKS_UNTIL_JUDGED: Final = {"cut": 2, "recache": 1, "reset": 1}  # after the switch
+CHUNKS_JUDGED: Final = 3
+REWIND_AFTER: Final = 7  # chunks
+REWIND_TO: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,14 @@ def generate(
     seed: int,
     num_chunks: int,
     switches: Mapping[int, str] | None = None,
+    transition: str = "cut",
 ) -> Iterator[Bytes]:
     """Yield the frames of each chunk, uint8 [n, H, W, 3]; `switches` are prompts by first chunk."""
     with engine.open(prompt, seed=seed) as session:
         for chunk in session:
             frames = np.array(chunk.frames)
             if switches and chunk.index + 1 in switches:
-                session.set_prompt(switches[chunk.index + 1], transition="cut")
+                session.set_prompt(switches[chunk.index + 1], transition=transition)
             yield frames
             if chunk.index + 1 == num_chunks:
                 return
@@ -81,19 +84,48 @@ def run_prompts(engine: Engine, count: int, split: Split) -> tuple[list[Case], l
     return cases, clips
 
 
-def run_switches(engine: Engine, count: int) -> list[Case]:
-    """Change the prompt by `cut` in the middle; read what is shown from two chunks later on."""
+def run_switches(engine: Engine, count: int, transition: str) -> list[Case]:
+    """Change the prompt in the middle; read what is shown from a chunk or two later on."""
+    judged = SWITCH_AT + CHUNKS_UNTIL_JUDGED[transition]
     rng = np.random.default_rng(12)
     cases = []
     for i in range(count):
         (first, _), scene = caption(unseen_scene(rng), rng), unseen_scene(rng)
         prompt, _ = caption(scene, rng)
         seed = draw_seed(rng)
-        chunks = list(generate(engine, first, seed, SWITCH_CHUNKS, {SWITCH_AT: prompt}))
-        seen = read(np.concatenate(chunks[SWITCH_JUDGED:]))
-        cases.append(Case(prompt, scene, seed, seen))
-        progress("switches", i + 1, count)
+        switches, length = {SWITCH_AT: prompt}, judged + CHUNKS_JUDGED
+        chunks = list(generate(engine, first, seed, length, switches, transition))
+        cases.append(Case(prompt, scene, seed, read(np.concatenate(chunks[judged:]))))
+        progress(f"switches by {transition}", i + 1, count)
     return cases
+
+
+def run_rewinds(engine: Engine, count: int) -> tuple[list[Case], list[float]]:
+    """Go back some chunks and on from there; read what is shown then.
+
+    Returns also how close the first chunk after is to what it was the first time (PSNR in dB). Its
+    noise is the same; what it sees of the past was made again from the latents.
+    """
+    rng = np.random.default_rng(17)
+    cases, closeness = [], []
+    for i in range(count):
+        scene = unseen_scene(rng)
+        prompt, _ = caption(scene, rng)
+        seed = draw_seed(rng)
+        with engine.open(prompt, seed=seed) as session:
+            before = [np.array(next(session).frames) for _ in range(REWIND_AFTER)]
+            session.rewind(REWIND_TO)
+            after = [np.array(next(session).frames) for _ in range(CHUNKS_JUDGED)]
+        closeness.append(psnr_db(before[REWIND_TO + 1], after[0]))
+        cases.append(Case(prompt, scene, seed, read(np.concatenate(after))))
+        progress("rewinds", i + 1, count)
+    return cases, closeness
+
+
+def psnr_db(one: Bytes, other: Bytes) -> float:
+    """Return the peak signal-to-noise ratio of two clips in dB, at most that of one level off."""
+    error = np.mean((one.astype(np.float32) - other.astype(np.float32)) ** 2)
+    return float(10 * np.log10(255**2 / max(float(error), 1.0)))
 
 
 def accuracy(cases: Sequence[Case]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from streamgen.pocket.sheet import contact_sheet, write_png
 from streamgen.pocket.train.data import is_held_out
 from streamgen.pocket.world import render
 
-TINY = evaluate.Sizes(prompts=4, switches=3, seeds=3, long_runs=1, minutes=0.1, truth=4)
+TINY = evaluate.Sizes(prompts=4, switches=3, rewinds=3, seeds=3, long_runs=1, minutes=0.1, truth=4)
 
 
 class PerfectEngine:
@@ -35,19 +35,24 @@ class PerfectEngine:
 
 class Session:
     def __init__(self, engine, prompt):
-        self.engine, self.timeline, self.index = engine, [(0, engine.scenes[prompt])], 0
+        self.engine, self.timeline = engine, [(0, engine.scenes[prompt])]
+        self.index = self.place = 0  # the chunk's number, and where in the scene it is
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        frames = render(self.timeline, 12, 12 * self.index)
+        frames = render(self.timeline, 12, 12 * self.place)
         self.index += 1
+        self.place += 1
         return SimpleNamespace(index=self.index - 1, frames=frames)
 
     def set_prompt(self, text, transition):
-        assert transition == "cut"
-        self.timeline.append((12 * self.index, self.engine.scenes[text]))
+        assert transition in ("cut", "recache", "reset")
+        self.timeline.append((12 * self.place, self.engine.scenes[text]))
+
+    def rewind(self, to_chunk):
+        self.place = to_chunk + 1
 
 
 @pytest.fixture
@@ -65,6 +70,7 @@ def test_a_perfect_model_meets_every_mark_but_seeds(engine):
     # It draws the same whatever the seed, and the table says so.
     assert [row.value for row in rows if row.section == "distinct seeds"] == [0, 0, 0]
     assert len(cases) == len(clips) == TINY.prompts
+    assert [row.value for row in rows if "PSNR" in row.name] == pytest.approx([48.13] * 2, abs=0.01)
     assert all(is_held_out(case.scene) for case in cases)
     text = evaluate.table_text(rows)
     assert text.count("NO") == 3
