@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from streamgen.command_options import BenchConfig, GenerateConfig, ReplayConfig, ServeConfig
+from streamgen.command_options import BenchConfig, GenerateConfig, ReplayConfig
 from streamgen.config import ENV_PREFIX, NOT_OPTIONS, EngineConfig, Settings, read_settings
 from streamgen.errors import InvalidRequest, StreamgenError, Unsupported
+from streamgen.serve_options import ServeConfig
 
 DONE, CHECK_FAILED, WRONG_USAGE, MACHINE_CANNOT = 0, 1, 2, 3
 INTERRUPTED: Final = 130  # as shells say it
@@ -31,7 +32,7 @@ SERVER_ONLY: Final = frozenset(
     {"max_sessions", "max_session_seconds", "max_queue", "history_seconds", "stall_timeout"}
 )
 LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}
-REPEATABLE: Final = frozenset({"prompt_at"})
+REPEATABLE: Final = frozenset({"prompt_at", "ice_server"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,40 +7,10 @@ answered at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from streamgen.config import choice, name, option, seconds, whole
-
-LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-
-
-def port_number(value: object) -> int:
-    """Parse a TCP port; 0 means any free one."""
-    number = int(value) if isinstance(value, str) and value.strip().isdigit() else value
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 65535:
-        raise ValueError("expected a port from 0 to 65535, 0 for any free one")
-    return number
-
-
-def host_name(value: object) -> str:
-    """Parse the name or address of a network interface."""
-    try:
-        host = name(value)
-        host.encode("idna")  # what the resolver does first; its own error is no OSError
-    except ValueError as error:
-        raise ValueError("expected a host name or an address") from error
-    return host
-
-
-def path_prefix(value: object) -> str:
-    """Parse the path under which a proxy serves: nothing, or /a/b without a slash at its end."""
-    well_formed = isinstance(value, str) and value.startswith("/") and not value.endswith("/")
-    if value != "" and not well_formed:
-        raise ValueError("expected a path as in /gpu1/live, without a slash at its end")
-    return str(value)
+from streamgen.config import option, seconds, whole
 
 
 def length_s(value: object) -> float:
@@ -104,21 +74,6 @@ def session_counts(value: object) -> tuple[int, ...]:
     if not counts or min(counts) < 1:
         raise ValueError("expected numbers of sessions from 1 up, as in 1,2,4")
     return counts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
-    """What the server is told beside the engine's options."""
-
-    host: str = option("127.0.0.1", host_name, "interface to listen at; 0.0.0.0 is all of them")
-    port: int = option(8000, port_number, "port to listen at")
-    root_path: str = option("", path_prefix, "path prefix under which a proxy serves this")
-    max_viewers: int = option(64, whole(1), "viewers of all sessions together")
-    idle_timeout: float | None = option(
-        60.0, seconds, "seconds that a session nobody watches is kept"
-    )
-    log_level: str = option("info", choice(*LOG_LEVELS), "least important lines to log")
-    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

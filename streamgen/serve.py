@@ -14,19 +14,22 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from streamgen.command_options import ServeConfig
 from streamgen.config import NOT_OPTIONS, EngineConfig
-from streamgen.errors import StreamgenError
+from streamgen.errors import ConfigError, StreamgenError
 from streamgen.limits import UNLIMITED
 from streamgen.machine import installed_version
+from streamgen.serve_options import ServeConfig
 from transport.http import create_app
+from transport.ice import check_ice_server
 from transport.options import TransportOptions
-from transport.server import listen, uvicorn_config
+from transport.server import check_certificate, listen, uvicorn_config
+from transport.video import has_nvenc
 
 if TYPE_CHECKING:
     from streamgen.engine_client import EngineClient
@@ -53,6 +56,7 @@ def run(engine: EngineConfig, server: ServeConfig, *, preset: Preset | None = No
     logging.basicConfig(level=server.log_level.upper(), format=LOG_FORMAT)
     if server.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # else a line for every request
+    check_options(server)
     with listen(server.host, server.port) as sock:
         from streamgen.engine_client import EngineClient  # torch takes seconds to import
 
@@ -61,11 +65,37 @@ def run(engine: EngineConfig, server: ServeConfig, *, preset: Preset | None = No
     return 0
 
 
+def check_options(server: ServeConfig) -> None:
+    """Raise ConfigError, before anything slow, when options cannot be met here."""
+    certfile, keyfile = server.ssl_certfile, server.ssl_keyfile
+    if (certfile is None) != (keyfile is None):
+        missing = "ssl_keyfile" if keyfile is None else "ssl_certfile"
+        raise ConfigError("--ssl-certfile and --ssl-keyfile go together", param=missing)
+    if certfile is not None and keyfile is not None:
+        try:
+            check_certificate(certfile, keyfile)
+        except ValueError as error:
+            raise ConfigError(str(error), param="ssl_certfile") from error
+    relays = [url for url in server.ice_server if check_ice_server(url).relays]
+    if relays and server.turn_secret is None:
+        raise ConfigError(f"{relays[0]} needs --turn-secret", param="turn_secret")
+    if server.encoder == "nvenc" and not has_nvenc():
+        raise ConfigError(
+            "encoder nvenc: there is no NVENC here (A100 and H100 have none); use auto or x264",
+            param="encoder",
+        )
+    if server.record is not None and not server.record.is_dir():
+        raise ConfigError(
+            f"record {str(server.record)!r} is no directory: make it first", param="record"
+        )
+
+
 async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig) -> None:
     from streamgen.stream_host import EngineHost
 
     app = create_app(EngineHost(client), transport_options(client.config, server))
-    web = WebServer(uvicorn_config(app), announcement(client.preset.name, sock, server))
+    config = uvicorn_config(app, server.ssl_certfile, server.ssl_keyfile)
+    web = WebServer(config, announcement(client.preset.name, sock, server))
     with stopping(web.stop):
         await _start_engine(client)
         watching = asyncio.create_task(_watch_engine(client, web))
@@ -172,7 +202,8 @@ def announcement(model: str, sock: socket.socket, server: ServeConfig) -> str:
         host = f"[{host}]"
     if not ip.is_loopback:
         logger.warning("no key is asked for: whoever reaches port %d can use this server", port)
-    return f"streamgen serves {model} at http://{host}:{port}{server.root_path}/{reach}"
+    scheme = "http" if server.ssl_certfile is None else "https"
+    return f"streamgen serves {model} at {scheme}://{host}:{port}{server.root_path}/{reach}"
 
 
 def transport_options(engine: EngineConfig, server: ServeConfig) -> TransportOptions:
@@ -181,6 +212,13 @@ def transport_options(engine: EngineConfig, server: ServeConfig) -> TransportOpt
         version=installed_version(),
         root_path=server.root_path,
         settings=effective_settings(engine) | effective_settings(server),
+        encoder=server.encoder,
+        bitrate=server.bitrate,
+        ice_servers=server.ice_server,
+        turn_secret=server.turn_secret,
+        public_ip=server.public_ip,
+        udp_ports=server.udp_port_range,
+        record_dir=server.record,
         max_viewers=server.max_viewers,
         idle_timeout_s=server.idle_timeout,
         max_session_s=engine.max_session_seconds,
@@ -198,6 +236,10 @@ def effective_settings(config: EngineConfig | ServeConfig) -> dict[str, Any]:
 
 
 def _as_written(key: str, value: object) -> object:
+    if key == "turn_secret" and value is not None:
+        return "(kept secret)"
     if isinstance(value, tuple):
-        return "x".join(map(str, value))
+        return {"size": "x", "udp_port_range": "-"}.get(key, ", ").join(map(str, value))
+    if isinstance(value, Path):
+        return str(value)
     return "none" if key == "window" and value == UNLIMITED else value

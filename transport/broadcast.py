@@ -12,19 +12,22 @@ from typing import Any, Final
 
 from transport import replies
 from transport.attendance import Attendance
-from transport.encoder import Encoder, Frame
-from transport.fanout import Fanout, Viewer
+from transport.encoder import Encoder, Frame, Picture, Renditions
+from transport.fanout import Fanout, Spectator, Viewer, encoding_of
 from transport.herald import Herald
 from transport.options import TransportOptions
+from transport.packets import PICTURES
 from transport.player import Player
 from transport.replies import CloseCode, close_code
 from transport.stream import Receipt, Stream, StreamError
 from transport.timeline import Timeline
+from transport.video import CODECS
 from transport.wire import Control, SessionInteraction, SessionRewind, with_event_id
 
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S: Final = 1.0
+BITRATE_INTERVAL_S: Final = 0.4
 FAREWELL_TIMEOUT_S: Final = 1.0
 
 
@@ -66,10 +69,14 @@ class Broadcast:
         self.viewer_token = secrets.token_urlsafe(24)
         self.viewers = Fanout()
         self.timeline = timeline
-        self.player = Player(stream, encoder, self._formats, self._show, self._throw_away)
+        self._renditions = Renditions(encoder)
+        self.player = Player(
+            stream, self._renditions, self._encodings, self._show, self._throw_away
+        )
         self.herald = Herald(stream, self.viewers, self.player, timeline, self._settle_clock)
         self._options = options
         self._last_frame: Frame | None = None
+        self._last_due_s = 0.0
         self._attendance = Attendance(stream, options, self._spawn, needed=not manner.run_unwatched)
         self._tasks: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -93,6 +100,7 @@ class Broadcast:
         self._spawn(self.player.receive())
         self._spawn(self._play_out(listening))
         self._spawn(self._report())
+        self._spawn(self._follow_connections())
         if self._options.max_session_s is not None:
             self._spawn(self._limit(self._options.max_session_s))
         try:
@@ -109,8 +117,8 @@ class Broadcast:
         if not self._outcome.done():
             self._outcome.set_result(outcome)
 
-    async def attach(self, viewer: Viewer, *, owner: bool) -> None:
-        """Let a viewer watch, from the frame shown last; wake the stream if it is suspended.
+    async def attach(self, viewer: Spectator, *, owner: bool = False) -> None:
+        """Let a viewer watch; wake the stream if it is suspended.
 
         Raises StreamError when the session has ended or there is no room to go on.
         """
@@ -120,9 +128,9 @@ class Broadcast:
                 raise StreamError("not_found", "the session has ended")
             tokens = (self.resume_token, self.viewer_token) if owner else (None, None)
             self.herald.welcome(viewer, *tokens)
-            if self._last_frame:
-                viewer.offer(self._last_frame)
             self.viewers.add(viewer)
+            if isinstance(viewer, Viewer):
+                self._catch_up(viewer)
             self._settle_clock()
 
         def leave() -> None:
@@ -131,7 +139,7 @@ class Broadcast:
 
         await self._attendance.wake(enter, leave)
 
-    def detach(self, viewer: Viewer) -> None:
+    def detach(self, viewer: Spectator) -> None:
         """Let a viewer go. After the last one the stream is suspended."""
         self.viewers.discard(viewer)
         if not self.viewers and not self.ended:
@@ -158,19 +166,66 @@ class Broadcast:
                 viewer.withdraw(self.player.rewinds.abandon)
         return receipt
 
-    def _formats(self) -> frozenset[str]:
-        return self.viewers.formats() or frozenset({self.manner.format})
+    def ask_key(self, encoding: str) -> None:
+        """Let a keyframe be made for a viewer that cannot go on without one."""
+        for codec in CODECS:
+            if codec == encoding:
+                self.player.ask_key(codec)
 
-    def _show(self, frame: Frame) -> None:
-        first = self._last_frame is None or self._last_frame.chunk.index != frame.chunk.index
-        self._last_frame = frame
-        self.viewers.publish(frame)
-        if first:
+    def ring(self, encoding: str) -> list[Frame]:
+        """Return the video frames of the last seconds, from a keyframe on, if there is one."""
+        return next((self.viewers.ring(codec) for codec in CODECS if codec == encoding), [])
+
+    async def still(self) -> Frame | None:
+        """Return the picture shown last as JPEG, or None before the first."""
+        if self.player.last is None:
+            return None
+        return await self._renditions.encode(self.player.last, {"jpeg"})
+
+    @property
+    def bitrate(self) -> int:
+        """The bits a second that video may take."""
+        config = self.stream.config
+        return self._renditions.bitrate_for(config.width, config.height)
+
+    def _catch_up(self, viewer: Viewer) -> None:
+        """Show the viewer at once what others see."""
+        viewer.ask_key = self.ask_key
+        encoding = encoding_of(viewer.format)
+        if self._last_frame is None or encoding is None:
+            return
+        if encoding in PICTURES:
+            self._spawn(self._show_last(viewer, encoding))
+        elif ring := self.ring(encoding):
+            for frame in ring:
+                viewer.offer(frame, self._last_due_s)
+        else:
+            self.ask_key(encoding)
+
+    async def _show_last(self, viewer: Viewer, encoding: str) -> None:
+        frame, picture = self._last_frame, self.player.last
+        assert picture is not None
+        encoded = await self._renditions.encode(picture, {encoding}, frame)
+        if self._last_frame is frame:  # else it has been shown a newer one
+            viewer.offer(encoded, self._last_due_s)
+
+    def _encodings(self) -> frozenset[str]:
+        return self.viewers.encodings()
+
+    def _show(self, frame: Frame, due_s: float) -> None:
+        before, self._last_frame, self._last_due_s = self._last_frame, frame, due_s
+        self.viewers.publish(frame, due_s)
+        if before is None or before.chunk.index != frame.chunk.index:
             self.herald.shown(frame)
 
-    def _throw_away(self, frame: Frame) -> None:
-        if frame.index == frame.chunk.first_frame_index:
-            self.herald.never_shown(frame.chunk)
+    def _throw_away(self, picture: Picture) -> None:
+        if picture.index == picture.chunk.first_frame_index:
+            self.herald.never_shown(picture.chunk)
+
+    async def _follow_connections(self) -> None:
+        while True:
+            await asyncio.sleep(BITRATE_INTERVAL_S)
+            self._renditions.set_bitrate(self.viewers.least_bps())
 
     async def _play_out(self, listening: asyncio.Task[None]) -> None:
         await self.player.play()

@@ -121,21 +121,13 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a few words; those in `later` are known to the protocol but not served yet."""
+    """One of a few words."""
 
     values: tuple[str, ...]
-    later: tuple[str, ...] = ()
 
     def parse(self, value: object, path: str) -> str:
-        if not isinstance(value, str) or value not in self.values + self.later:
+        if not isinstance(value, str) or value not in self.values:
             raise _must(path, f"one of {', '.join(self.values)}", value)
-        if value in self.later:
-            offered = ", ".join(self.values)
-            raise ProtocolError(
-                f"{path} {value} is not supported by this server, which offers {offered}",
-                code="unsupported",
-                param=path,
-            )
         return value
 
     def schema(self) -> JSONSchema:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from transport import replies
 from transport.encoder import ChunkHeader, Frame
-from transport.fanout import Fanout, Viewer
+from transport.fanout import Fanout, Spectator, Viewer
 from transport.player import Player
 from transport.stream import (
     Event,
@@ -53,8 +53,12 @@ class Herald:
         async for event in self._stream.events():
             self._tell(event)
 
-    def welcome(self, viewer: Viewer, resume_token: str | None, viewer_token: str | None) -> None:
+    def welcome(
+        self, viewer: Spectator, resume_token: str | None, viewer_token: str | None
+    ) -> None:
         """Tell a viewer how the session stands; without tokens it can only watch."""
+        if not isinstance(viewer, Viewer):  # its connection carries pictures only
+            return
         config = dataclasses.asdict(self._stream.config)
         start = replies.VideoStart(
             viewer.request_id, self._stream.id, viewer.format, config, resume_token, viewer_token
@@ -88,7 +92,7 @@ class Herald:
             self._forget(event_id)
             self._viewers.broadcast(replies.InteractionSuperseded(event_id))
 
-    def stats(self, viewer: Viewer | None = None) -> replies.SessionStats:
+    def stats(self, viewer: Spectator | None = None) -> replies.SessionStats:
         """Return the figures of the session, with one viewer's skipped frames or everybody's."""
         tally, pacer = self._player.tally, self._player.pacer
         config = self._stream.config

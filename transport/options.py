@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,16 @@ class TransportOptions:
     web_root: Path = Path(__file__).parent / "web"
     settings: Mapping[str, Any] = field(default_factory=dict)
     jpeg_quality: int = 80
+    encoder: str = (
+        "auto"  # of H.264: "x264" or "nvenc"; "vp8" prefers VP8 where a viewer can choose
+    )
+    bitrate: int | None = None  # of video at most, in bits a second; None goes by the size
+    ice_servers: Sequence[str] = ()
+    turn_secret: str | None = None
+    public_ip: str | None = None  # is told to WebRTC viewers in place of the host's own
+    udp_ports: tuple[int, int] | None = None
+    record_dir: Path | None = None
+    record_max_bytes: int = 256 * 1024 * 1024  # of one session
     max_viewers: int = 64
     max_snapshot_bytes: int = 64 * 1024 * 1024  # 4 MB for a window at 832x480, more with a history
     first_message_timeout_s: float = 10.0

@@ -60,14 +60,15 @@ class Pacer:
             return None
         return 0.0 if self._due is None else max(0.0, self._due - now)
 
-    def pop(self, now: float) -> None:
-        """Take note that the frame that is due leaves."""
+    def pop(self, now: float) -> float:
+        """Take note that the frame that is due leaves; return when it was due."""
         assert self.num_queued > 0, "no frame is queued"
         self.num_queued -= 1
         due = now if self._due is None else self._due
         # A late wake-up is caught up with the next frame; after a long one the clock starts anew,
         # so that frames never leave in a burst.
         self._due = max(due, now - self.interval_s) + self.interval_s
+        return due
 
     def discard(self) -> None:
         """Take note that a queued frame will not be shown.

@@ -7,39 +7,45 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from transport.encoder import Encoder, Frame
+from transport.encoder import Frame, Picture, Renditions
 from transport.pacer import Pacer
 from transport.rewinds import Rewinds
 from transport.stream import Chunk, Stream
 from transport.tally import Tally
+from transport.video import Codec
 
 
 class Player:
-    """Encodes the chunks of one stream and gives each frame to `show` when it is due.
+    """Encodes the pictures of one stream and gives each to `show` when it is due, with that time.
 
-    `formats` says what to encode at the moment. The clock stands until `resume`. Frames of chunks
-    that a rewind abandoned go to `throw_away` at once, and count as played for the stream.
+    A picture is encoded when the one before it has left, so that whoever comes, or needs a
+    keyframe, waits for two frames and not for a chunk. `encodings` says what to encode at the
+    moment. The clock stands until `resume`. Frames of chunks that a rewind abandoned go to
+    `throw_away` at once, and count as played for the stream.
     """
 
     def __init__(
         self,
         stream: Stream,
-        encoder: Encoder,
-        formats: Callable[[], frozenset[str]],
-        show: Callable[[Frame], None],
-        throw_away: Callable[[Frame], None],
+        renditions: Renditions,
+        encodings: Callable[[], frozenset[str]],
+        show: Callable[[Frame, float], None],
+        throw_away: Callable[[Picture], None],
     ) -> None:
         self.pacer = Pacer()
         self.tally = Tally()
         self.rewinds = Rewinds()
+        self.last: Picture | None = None  # that was shown
         self._stream = stream
-        self._encoder = encoder
-        self._formats = formats
+        self._renditions = renditions
+        self._encodings = encodings
         self._show = show
         self._discard = throw_away
-        self._frames: deque[Frame] = deque()
+        self._pictures: deque[Picture] = deque()
+        self._next: Frame | None = None  # the first of the pictures, encoded
+        self._shown_again: set[Codec] = set()  # what the last picture is wanted in once more
         self._received_all = False
-        self._wake = asyncio.Event()  # a frame is there, the clock runs, or all is received
+        self._wake = asyncio.Event()  # a picture is there, the clock runs, or all is received
         self._room = asyncio.Event()  # a frame left
         self.pacer.pause(time.monotonic())
 
@@ -57,15 +63,22 @@ class Player:
         self.rewinds.accepted(event_id)
         self._wake.set()
 
+    def ask_key(self, codec: Codec) -> None:
+        """Make the next frame a keyframe; if none is to come, show the last one again as one."""
+        wait_s = self._renditions.ask_key(codec)
+        if (self.pacer.paused or not self._pictures) and codec not in self._shown_again:
+            self._shown_again.add(codec)
+            asyncio.get_running_loop().call_later(wait_s, self._wake.set)
+
     async def receive(self) -> None:
         """Take the stream's chunks until there are no more."""
         async for chunk in self._stream.chunks():
             try:
-                await self._encode(chunk)
+                await self._take(chunk)
             finally:
                 chunk.release()
             # The engine's own back-pressure keeps less than this; nothing here grows if it fails.
-            while len(self._frames) > 2 * len(chunk.frames) + 2:
+            while len(self._pictures) > 2 * len(chunk.frames) + 2:
                 self._room.clear()
                 await self._room.wait()
         self._received_all = True
@@ -75,39 +88,59 @@ class Player:
         """Show the frames until the last one is shown."""
         while True:
             self._throw_away()
-            if self._received_all and not self._frames:
+            if self._received_all and not self._pictures:
                 return
+            for codec in [c for c in self._shown_again if not self._renditions.ask_key(c)]:
+                await self._show_again(codec)
+            if self._pictures and self._next is None:
+                self._next = await self._renditions.encode(self._pictures[0], self._encodings())
+                continue  # what was waited for may have changed meanwhile
             delay_s = self.pacer.delay(time.monotonic())
-            if delay_s is None or not self._frames:
+            if delay_s is None or self._next is None:
                 self._wake.clear()
                 await self._wake.wait()
             elif delay_s > 0:
                 await asyncio.sleep(delay_s)
             else:
-                self._play_one(time.monotonic())
+                await self._play_one(self._next)
                 await asyncio.sleep(0)  # let it be sent before the next one takes its place
 
-    async def _encode(self, chunk: Chunk) -> None:
+    async def _take(self, chunk: Chunk) -> None:
         self.rewinds.arrived(chunk.index, tuple(chunk.started_event_ids))
         self.tally.chunk(chunk.generation_s)
-        self.pacer.push(time.monotonic(), len(chunk.frames), chunk.fps, chunk.generation_s)
-        formats = frozenset() if self.rewinds.abandon(chunk.index) else self._formats()
-        async for frame in self._encoder.encode(chunk, formats):
-            self._frames.append(frame)
-            self._wake.set()
+        pictures = await self._renditions.take(chunk)
+        self.pacer.push(time.monotonic(), len(pictures), chunk.fps, chunk.generation_s)
+        self._pictures.extend(pictures)
+        self._wake.set()
 
     def _throw_away(self) -> None:
-        while self._frames and self.rewinds.abandon(self._frames[0].chunk.index):
-            frame = self._frames.popleft()
+        while self._pictures and self.rewinds.abandon(self._pictures[0].chunk.index):
+            picture = self._pictures.popleft()
+            if self._next is not None:
+                self._renditions.break_chain(self._next)
+                self._next = None
             self.pacer.discard()
             self._room.set()
-            self._discard(frame)
-            self._stream.played(frame.index)
+            self._discard(picture)
+            self._stream.played(picture.index)
 
-    def _play_one(self, now: float) -> None:
-        frame = self._frames.popleft()
-        self.pacer.pop(now)
+    async def _play_one(self, frame: Frame) -> None:
+        # Who came since it was encoded may want it in another way.
+        frame = await self._renditions.encode(self._pictures[0], self._encodings(), frame)
+        self.last = self._pictures.popleft()
+        self._next = None
+        self._shown_again.clear()
+        due_s = self.pacer.pop(time.monotonic())
         self._room.set()
-        self.tally.frame(now)
-        self._show(frame)
+        self.tally.frame(time.monotonic())
+        self._show(frame, due_s)
         self._stream.played(frame.index)
+
+    async def _show_again(self, codec: Codec) -> None:
+        self._shown_again.discard(codec)
+        if self.last is None or codec not in self._encodings():
+            return
+        if self._next is not None:  # it was encoded as what follows something else
+            self._next = self._renditions.break_chain(self._next)
+        again = await self._renditions.encode(self.last, {codec})
+        self._show(again, time.monotonic())

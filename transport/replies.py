@@ -84,7 +84,11 @@ class SessionForked:
 
 @dataclass(frozen=True, slots=True)
 class ChunkMetadata:
-    """A chunk begins to be played. `prompt` is there when it is another than before."""
+    """A chunk, or of a video format a frame, begins to be played.
+
+    `prompt` is there when it is another than before, `byte_length` when one message of so many
+    bytes follows.
+    """
 
     type: ClassVar[str] = "video.chunk_metadata"
 
@@ -101,6 +105,7 @@ class ChunkMetadata:
     active_event_ids: Sequence[str]
     completed_event_ids: Sequence[str]
     prompt: PromptField | None = None
+    byte_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import sys
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -45,7 +47,17 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def uvicorn_config(app: FastAPI) -> uvicorn.Config:
+def check_certificate(certfile: Path, keyfile: Path) -> None:
+    """Raise ValueError, naming the files, unless they are a certificate and its key."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(f"{certfile} and {keyfile} are no certificate and key: {error}") from error
+
+
+def uvicorn_config(
+    app: FastAPI, certfile: Path | None = None, keyfile: Path | None = None
+) -> uvicorn.Config:
     """Return the settings of the server, measured to carry video; logging is left to the caller.
 
     Compression is off: JPEG does not shrink, and deflate takes a core. The reader of a realtime
@@ -53,6 +65,8 @@ def uvicorn_config(app: FastAPI) -> uvicorn.Config:
     """
     return uvicorn.Config(
         app,
+        ssl_certfile=certfile,
+        ssl_keyfile=keyfile,
         ws="websockets-sansio",
         ws_per_message_deflate=False,
         ws_max_size=MAX_FIRST_MESSAGE_BYTES,

@@ -18,6 +18,12 @@ from transport.wire import SessionFork, SessionStart
 logger = logging.getLogger(__name__)
 
 PATH: Final = "/v1/realtime/sessions"
+MEDIA: Final = {
+    "whep": "whep",
+    "mjpeg": "stream.mjpeg",
+    "mp4": "stream.mp4",
+    "frame": "frame.jpg",
+}
 
 
 class Sessions:
@@ -26,7 +32,9 @@ class Sessions:
     def __init__(self, host: StreamHost, options: TransportOptions) -> None:
         self._host = host
         self._options = options
-        self._encoder = Encoder(jpeg_quality=options.jpeg_quality)
+        self._encoder = Encoder(
+            jpeg_quality=options.jpeg_quality, kind=options.encoder, bitrate=options.bitrate
+        )
         self._broadcasts: dict[str, Broadcast] = {}
         self._runs: dict[str, asyncio.Task[None]] = {}
 
@@ -81,8 +89,9 @@ class Sessions:
 
     def urls(self, broadcast: Broadcast) -> dict[str, str]:
         """Return where a session is watched and controlled."""
-        location = self.location(broadcast)
-        return {"view": f"{location}/view", "events": f"{location}/events"}
+        location, token = self.location(broadcast), f"?token={broadcast.viewer_token}"
+        urls = {"view": f"{location}/view", "events": f"{location}/events"}
+        return urls | {name: f"{location}/{path}{token}" for name, path in MEDIA.items()}
 
     def get(self, session_id: str) -> Broadcast:
         """Return a session that lives; raise StreamError otherwise."""
@@ -105,6 +114,27 @@ class Sessions:
         if not _same(viewer_token, broadcast.viewer_token):
             raise StreamError("unauthorized", "the viewer token is wrong")
         return broadcast
+
+    def find_watchable(self, session_id: str, token: str | None) -> Broadcast:
+        """Return the session that this token lets one watch; raise StreamError otherwise."""
+        broadcast = self.get(session_id)
+        tokens = (broadcast.viewer_token, broadcast.resume_token)
+        if token is None or not any(_same(token, known) for known in tokens):
+            raise StreamError(
+                "unauthorized",
+                "the session's viewer token is missing or wrong; send it as ?token=... or as "
+                "Authorization: Bearer ...",
+            )
+        return broadcast
+
+    def check_room(self) -> None:
+        """Raise StreamError when the server has as many viewers as it takes."""
+        if self.num_viewers >= self._options.max_viewers:
+            most = self._options.max_viewers
+            raise StreamError(
+                "capacity", f"all {most} places for viewers are taken", retryable=True,
+                retry_after_s=10,
+            )  # fmt: skip
 
     async def wait_ended(self, session_id: str) -> None:
         """Wait until a session that was concluded is closed."""

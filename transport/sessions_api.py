@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from transport import replies
 from transport.bodies import JSON, read_body, schema_of_body
 from transport.broadcast import Broadcast, Outcome, forked
-from transport.fanout import Viewer
+from transport.fanout import Spectator, Viewer
 from transport.fields import JSONSchema, ProtocolError
 from transport.objects import object_schema
 from transport.schema import client_schema
@@ -113,11 +113,11 @@ def _describe(broadcast: Broadcast) -> dict[str, Any]:
     }
 
 
-def _describe_viewer(viewer: Viewer) -> dict[str, Any]:
-    ack = viewer.last_ack
+def _describe_viewer(viewer: Spectator) -> dict[str, Any]:
+    ack = viewer.last_ack if isinstance(viewer, Viewer) else None
     return {
         "format": viewer.format,
-        "acks": viewer.acks,
+        "acks": isinstance(viewer, Viewer) and viewer.acks,
         "dropped": viewer.num_dropped,
         "displayed_frame_index": ack and ack.frame_index,
         "displayed_at_ms": ack and ack.displayed_at_ms,

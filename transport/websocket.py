@@ -192,8 +192,7 @@ class RealtimeSocket:
         self._viewer.finish(CloseCode.NOT_ALLOWED, "no session was started in time")
 
     async def _begin(self, message: ClientMessage) -> None:
-        if self._sessions.num_viewers >= self._options.max_viewers:
-            raise StreamError("capacity", "too many viewers", retryable=True, retry_after_s=10)
+        self._sessions.check_room()
         broadcast = await self._session_of(message)
         assert isinstance(message, (SessionStart, SessionView, SessionResume))
         owner = not isinstance(message, SessionView)

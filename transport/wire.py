@@ -47,7 +47,7 @@ Seed = Annotated[int, Integer(0, 2**32 - 1)]
 Steps = Annotated[int, Integer(1, 1000)]
 Count = Annotated[int, Integer(1, MAX_COUNT)]
 ChunkIndex = Annotated[int, Integer(0, MAX_COUNT)]
-Format = Annotated[str, Choice(("jpeg", "raw", "none"), later=("m4s", "h264"))]
+Format = Annotated[str, Choice(("jpeg", "raw", "h264", "m4s", "none"))]
 Switch = Annotated[bool, Flag()]
 NotYet = Annotated[None, Later()]
 

@@ -12,10 +12,11 @@ import pytest
 
 from streamgen import cli, doctor
 from streamgen.cli import build_parser, main, settings_of
-from streamgen.command_options import BenchConfig, GenerateConfig, PromptAt, ServeConfig
+from streamgen.command_options import BenchConfig, GenerateConfig, PromptAt
 from streamgen.config import EngineConfig
 from streamgen.errors import Capacity, ConfigError, EngineStopped, StreamgenError, Unsupported
 from streamgen.models.loader import CheckpointError
+from streamgen.serve_options import ServeConfig
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -67,6 +68,15 @@ def serve_options(*argv: str) -> tuple[EngineConfig, ServeConfig]:
         (["serve", "--host", "a..b"], "host name or an address"),
         (["serve", "--root-path", "live/"], "without a slash at its end"),
         (["serve", "--idle-timeout", "-1"], "positive number of seconds"),
+        (["serve", "--encoder", "h265"], "auto, nvenc, x264, vp8"),
+        (["serve", "--bitrate", "4MB"], "bits a second from 100k to 100M, as in 4M"),
+        (["serve", "--bitrate", "1k"], "bits a second from 100k to 100M, as in 4M"),
+        (["serve", "--ice-server", "stun.example.org"], "stun:stun.example.org:3478"),
+        (["serve", "--turn-secret", "short"], "at least 8 characters"),
+        (["serve", "--public-ip", "example.org"], "an address, as in 203.0.113.7"),
+        (["serve", "--udp-port-range", "5000-4000"], "the smaller first: 40000-40100"),
+        (["serve", "--udp-port-range", "4000"], "the smaller first: 40000-40100"),
+        (["serve", "--ssl-certfile", "cert.pem"], "--ssl-keyfile"),
         (["serve", "--steps", "many"], "flag --steps: steps = 'many'"),
         (["serve", "--size", "480p"], "WxH"),
         (["generate", "a"], "-o/--output"),
@@ -104,9 +114,7 @@ def test_commands_of_later_versions_do_not_exist(
     "flag",
     [
         "--api-key=k", "--quantization=fp8", "--kv-cache-dtype=fp8",
-        "--encoder=x264", "--bitrate=4M", "--ice-server=stun:a", "--turn-secret=s",
-        "--public-ip=1.2.3.4", "--udp-port-range=1-2", "--allowed-origin=a", "--ssl-certfile=f",
-        "--ssl-keyfile=f", "--record=d", "--no-fused-commit",
+        "--allowed-origin=a", "--no-fused-commit",
         "--enforce-eager", "--log-format=json", "--plot=f",
     ],
 )  # fmt: skip

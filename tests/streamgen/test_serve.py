@@ -19,8 +19,8 @@ import pytest
 from websockets.asyncio.client import connect
 
 from streamgen import cli, engine_client, serve
-from streamgen.command_options import ServeConfig
 from streamgen.models.loader import CheckpointError
+from streamgen.serve_options import ServeConfig
 from tests.streamgen.server_process import ServerProcess, is_alive, serving
 from tests.streamgen.tiny import TINY, tiny_config
 from tests.transport.realtime_client import RealtimeClient

@@ -10,15 +10,15 @@ import pytest
 import simplejpeg
 
 from tests.transport.painting import colour_of
-from transport.encoder import HEADER, Encoder
+from transport.encoder import HEADER, Encoder, Frame, Renditions
 from transport.stream import Chunk, StreamError
 
 
 @pytest.fixture
-def encoder() -> Iterator[Encoder]:
-    """Return an encoder whose threads end with the test."""
+def renditions() -> Iterator[Renditions]:
+    """Return a session's encoders, whose threads end with the test."""
     encoder = Encoder()
-    yield encoder
+    yield Renditions(encoder)
     encoder.close()
 
 
@@ -38,12 +38,17 @@ def make_chunk(frames: np.ndarray) -> Chunk:
     )
 
 
-async def test_each_format_is_one_binary_message(encoder: Encoder) -> None:
+async def encode(renditions: Renditions, chunk: Chunk, *encodings: str) -> list[Frame]:
+    """Return the chunk's frames."""
+    return [await renditions.encode(one, encodings) for one in await renditions.take(chunk)]
+
+
+async def test_each_format_is_one_binary_message(renditions: Renditions) -> None:
     """A header of 16 bytes, then the picture."""
     frames = np.empty((2, 32, 48, 3), np.uint8)
     frames[0], frames[1] = colour_of(5), colour_of(6)
     frames.setflags(write=False)
-    encoded = [frame async for frame in encoder.encode(make_chunk(frames), {"jpeg", "raw"})]
+    encoded = await encode(renditions, make_chunk(frames), "jpeg", "raw")
     assert [frame.index for frame in encoded] == [33, 34]
     for number, frame in enumerate(encoded):
         for payload in frame.payloads.values():
@@ -58,14 +63,14 @@ async def test_each_format_is_one_binary_message(encoder: Encoder) -> None:
         assert frame.chunk.started_event_ids == ("e",)
 
 
-async def test_only_what_is_looked_at_is_encoded(encoder: Encoder) -> None:
+async def test_only_what_is_looked_at_is_encoded(renditions: Renditions) -> None:
     """A viewer without pictures costs nothing."""
     chunk = make_chunk(np.zeros((1, 16, 16, 3), np.uint8))
-    assert [frame.payloads async for frame in encoder.encode(chunk, {"none"})] == [{}]
+    assert [frame.payloads for frame in await encode(renditions, chunk)] == [{}]
 
 
 async def test_it_happens_in_a_worker_thread(
-    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+    renditions: Renditions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop stays free."""
     names = []
@@ -76,13 +81,13 @@ async def test_it_happens_in_a_worker_thread(
 
     monkeypatch.setattr(simplejpeg, "encode_jpeg", encode_jpeg)
     chunk = make_chunk(np.zeros((1, 16, 16, 3), np.uint8))
-    assert len([frame async for frame in encoder.encode(chunk, {"jpeg"})]) == 1
+    assert len(await encode(renditions, chunk, "jpeg")) == 1
     assert names[0].startswith("encoder")
 
 
-async def test_a_failure_has_its_own_code(encoder: Encoder) -> None:
+async def test_a_failure_has_its_own_code(renditions: Renditions) -> None:
     """A picture that cannot be encoded ends the session with `encoder_failed`."""
     chunk = make_chunk(np.zeros((1, 16, 16, 5), np.uint8))
     with pytest.raises(StreamError) as caught:
-        [frame async for frame in encoder.encode(chunk, {"jpeg"})]
+        await encode(renditions, chunk, "jpeg")
     assert caught.value.code == "encoder_failed"

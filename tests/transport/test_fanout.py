@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pytest
 
 from transport.encoder import ChunkHeader, Frame
-from transport.fanout import MAX_MESSAGES, Fanout, Finish, Viewer
+from transport.fanout import Fanout, Finish, Viewer
 from transport.fields import ProtocolError
 from transport.replies import ChunkMetadata, CloseCode, SessionPong, SessionState
+from transport.viewer import MAX_MESSAGES
 from transport.wire import SessionAck
 
-CHUNK = ChunkHeader(0, 0, 4, 0.0, 0, 42, (), (), ())
+CHUNK = ChunkHeader(0, 0, 4, 0.0, 16, 0, 42, (), (), ())
 
 
 def frame(index: int, chunk: ChunkHeader = CHUNK, **payloads: bytes) -> Frame:
@@ -50,7 +51,7 @@ async def test_only_the_newest_frame_waits() -> None:
     """Older ones are dropped and counted; metadata comes first."""
     one = viewer()
     for index in range(3):
-        one.offer(frame(index))
+        one.offer(frame(index), 0.0)
     metadata, newest = await take_all(one)
     assert isinstance(metadata, ChunkMetadata)
     assert metadata.num_frames == 4
@@ -62,7 +63,7 @@ async def test_metadata_comes_once_a_chunk_and_counts_what_was_made() -> None:
     """Even of a chunk of which no frame is sent."""
     one = viewer()
     for index in range(3):
-        one.offer(frame(index, dataclasses.replace(CHUNK, index=index)))
+        one.offer(frame(index, dataclasses.replace(CHUNK, index=index)), 0.0)
     *chunks, newest = await take_all(one)
     numbers = [
         (chunk.generation_chunk_index, chunk.transport_chunk_index)
@@ -78,7 +79,7 @@ async def test_two_frames_are_in_flight_at_most() -> None:
     one = viewer(acks=True)
     sent: list[object] = []
     for index in range(6):
-        one.offer(frame(index))
+        one.offer(frame(index), 0.0)
         sent += await take_frames(one)
     assert sent == [b"0", b"1"]
     one.ack(SessionAck(0))
@@ -89,12 +90,12 @@ async def test_an_acknowledgement_answers_for_all_before_it() -> None:
     """One that is lost, or comes out of order, does not block for ever."""
     one = viewer(acks=True)
     for index in range(2):
-        one.offer(frame(index))
+        one.offer(frame(index), 0.0)
         await take_all(one)
     one.ack(SessionAck(1))
     one.ack(SessionAck(0))
     for index in (2, 3):
-        one.offer(frame(index))
+        one.offer(frame(index), 0.0)
         assert await take_frames(one) == [str(index).encode()]
 
 
@@ -109,21 +110,21 @@ async def test_acknowledgements_that_cannot_be() -> None:
 async def test_a_frame_without_the_viewers_format_is_skipped() -> None:
     """It was encoded before the viewer came; the next chunk has it."""
     one = viewer("raw")
-    one.offer(frame(0))
+    one.offer(frame(0), 0.0)
     assert await take_frames(one) == []
-    one.offer(frame(1, jpeg=b"j", raw=b"r"))
+    one.offer(frame(1, jpeg=b"j", raw=b"r"), 0.0)
     assert await take_frames(one) == [b"r"]
 
 
 async def test_the_end_comes_after_the_messages_and_before_the_frame() -> None:
     """The first reason counts, and nothing is taken after it."""
     one = viewer()
-    one.offer(frame(0))
+    one.offer(frame(0), 0.0)
     one.put(SessionPong())
     one.finish(CloseCode.DONE, "done")
     one.finish(CloseCode.INTERNAL, "too late")
     one.put(SessionPong())
-    one.offer(frame(1))
+    one.offer(frame(1), 0.0)
     assert isinstance(await one.next(), ChunkMetadata)
     assert isinstance(await one.next(), SessionPong)
     assert await one.next() == Finish(CloseCode.DONE, "done")
@@ -142,7 +143,7 @@ async def test_a_waiting_sender_is_woken() -> None:
     one = viewer(acks=True)
     wakers: list[Callable[[], None]] = [
         lambda: one.put(SessionState("running")),
-        lambda: one.offer(frame(0)),
+        lambda: one.offer(frame(0), 0.0),
         lambda: one.finish(CloseCode.DONE),
     ]
     for wake in wakers:
@@ -160,7 +161,7 @@ async def test_a_slow_viewer_does_not_touch_the_others() -> None:
     fanout.add(slow)
     taken: list[object] = []
     for index in range(10):
-        fanout.publish(frame(index))
+        fanout.publish(frame(index), 0.0)
         taken += await take_frames(fast)
     assert taken == [str(index).encode() for index in range(10)]
     assert slow.num_dropped == 9
@@ -172,7 +173,7 @@ async def test_viewers_come_and_go() -> None:
     fanout, one = Fanout(), viewer("raw")
     assert not fanout
     fanout.add(one)
-    assert fanout.formats() == {"raw"}
+    assert fanout.encodings() == {"raw"}
     fanout.broadcast(SessionPong())
     assert isinstance(await one.next(), SessionPong)
     fanout.finish(CloseCode.DONE)

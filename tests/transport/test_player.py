@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from transport.encoder import Encoder, Frame
+from transport.encoder import Encoder, Frame, Picture, Renditions
 from transport.player import Player
 from transport.stream import Chunk, Event, Receipt, State, StreamConfig
 from transport.wire import Control
@@ -74,35 +75,41 @@ class EagerStream:
         self.num_released += 1
 
 
-def never(frame: Frame) -> None:
+def never(picture: Picture) -> None:
     """Throw nothing away."""
-    raise AssertionError(frame.index)
+    raise AssertionError(picture.index)
 
 
 @pytest.fixture
-def encoder() -> Iterator[Encoder]:
-    """Return an encoder."""
+def renditions() -> Iterator[Renditions]:
+    """Return the encoders of a session."""
     encoder = Encoder()
-    yield encoder
+    yield Renditions(encoder)
     encoder.close()
 
 
-async def test_every_frame_is_shown_once_in_order(encoder: Encoder) -> None:
+async def test_every_frame_is_shown_once_in_order(renditions: Renditions) -> None:
     """And reported as played, and every chunk handed back."""
-    stream, shown = EagerStream(6), list[Frame]()
-    player = Player(stream, encoder, lambda: frozenset({"jpeg"}), shown.append, never)
+    stream, shown, due = EagerStream(6), list[Frame](), list[float]()
+
+    def show(frame: Frame, due_s: float) -> None:
+        shown.append(frame)
+        due.append(due_s)
+
+    player = Player(stream, renditions, lambda: frozenset({"jpeg"}), show, never)
     player.resume()
     await asyncio.gather(player.receive(), player.play())
     assert [frame.index for frame in shown] == list(range(24))
     assert stream.played_frames == list(range(24))
+    assert all(early < late for early, late in pairwise(due))
     assert stream.num_released == 6
     assert player.tally.num_frames == 24
 
 
-async def test_what_waits_is_bounded_without_back_pressure(encoder: Encoder) -> None:
+async def test_what_waits_is_bounded_without_back_pressure(renditions: Renditions) -> None:
     """Paused, it takes three chunks of an engine that would give a thousand."""
     stream = EagerStream(1000)
-    player = Player(stream, encoder, lambda: frozenset({"none"}), lambda frame: None, never)
+    player = Player(stream, renditions, frozenset, lambda frame, due_s: None, never)
     receiving = asyncio.create_task(player.receive())
     playing = asyncio.create_task(player.play())
     await asyncio.sleep(0.3)

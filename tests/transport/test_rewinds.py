@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.transport.test_player import EagerStream
-from transport.encoder import Encoder, Frame
+from transport.encoder import Encoder, Frame, Renditions
 from transport.player import Player
 from transport.rewinds import MAX_REWINDS, Rewinds
 from transport.stream import Chunk
@@ -99,25 +99,25 @@ class RewoundStream(EagerStream):
 
 
 @pytest.fixture
-def encoder() -> Iterator[Encoder]:
-    """Return an encoder."""
+def renditions() -> Iterator[Renditions]:
+    """Return the encoders of a session."""
     encoder = Encoder()
-    yield encoder
+    yield Renditions(encoder)
     encoder.close()
 
 
 async def test_what_is_queued_is_thrown_away_at_once_and_counts_as_played(
-    encoder: Encoder,
+    renditions: Renditions,
 ) -> None:
     """Also while the clock stands; the new chunk is shown without an underrun."""
     stream, shown, thrown = RewoundStream(), list[int](), list[int]()
 
-    def show(frame: Frame) -> None:
+    def show(frame: Frame, due_s: float) -> None:
         shown.append(frame.index)
 
     player = Player(
         stream,
-        encoder,
+        renditions,
         lambda: frozenset({"jpeg"}),
         show,
         lambda frame: thrown.append(frame.index),

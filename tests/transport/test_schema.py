@@ -41,7 +41,7 @@ def test_limits_are_published() -> None:
     properties = DEFINITIONS["session.start"]["properties"]
     assert properties["seed"] == {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
     assert properties["prompt"]["oneOf"][0]["maxLength"] == 2_000
-    assert properties["format"] == {"enum": ["jpeg", "raw", "none"]}
+    assert properties["format"] == {"enum": ["jpeg", "raw", "h264", "m4s", "none"]}
     assert properties["image_reference"]["not"] == {}
     interaction = DEFINITIONS["session.interaction"]["properties"]["interaction"]
     assert interaction["required"] == ["event"]

@@ -166,8 +166,6 @@ def test_bytes_that_are_no_utf8() -> None:
         start(image_reference={"image_url": "data:,"}),
         start(extra_params={}),
         start(streaming_buffer_seconds=1.0),
-        start(format="h264"),
-        start(format="m4s"),
         start(colour="red"),
         start(score=[{"at_s": 1, "prompt": "a", "at_chunk": 1}]),
         {"type": "session.playback", "position_seconds": 1.0},
