@@ -84,10 +84,6 @@ def check_options(server: ServeConfig) -> None:
             "encoder nvenc: there is no NVENC here (A100 and H100 have none); use auto or x264",
             param="encoder",
         )
-    if server.record is not None and not server.record.is_dir():
-        raise ConfigError(
-            f"record {str(server.record)!r} is no directory: make it first", param="record"
-        )
 
 
 async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig) -> None:
@@ -95,7 +91,8 @@ async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig)
 
     app = create_app(EngineHost(client), transport_options(client.config, server))
     config = uvicorn_config(app, server.ssl_certfile, server.ssl_keyfile)
-    web = WebServer(config, announcement(client.preset.name, sock, server))
+    line = announcement(client.preset.name, sock, server)
+    web = WebServer(config, line, app.state.goodbye)
     with stopping(web.stop):
         await _start_engine(client)
         watching = asyncio.create_task(_watch_engine(client, web))
@@ -141,13 +138,21 @@ async def _watch_engine(client: EngineClient, web: WebServer) -> None:
 class WebServer(uvicorn.Server):
     """uvicorn, with its signals left to us and one line said once it accepts connections."""
 
-    def __init__(self, config: uvicorn.Config, announcement: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, announcement: str, goodbye: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._announcement = announcement
+        self._goodbye = goodbye
 
     def stop(self) -> None:
         """Tell the clients and end."""
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say goodbye first to those whose responses have no end of their own."""
+        self._goodbye()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -12,22 +12,20 @@ from typing import Any, Final
 
 from transport import replies
 from transport.attendance import Attendance
-from transport.encoder import Encoder, Frame, Picture, Renditions
-from transport.fanout import Fanout, Spectator, Viewer, encoding_of
+from transport.encoder import Encoder, Frame, Picture
+from transport.fanout import Spectator, Viewer
 from transport.herald import Herald
 from transport.options import TransportOptions
-from transport.packets import PICTURES
-from transport.player import Player
+from transport.projector import Projector
+from transport.recordings import Recordings
 from transport.replies import CloseCode, close_code
 from transport.stream import Receipt, Stream, StreamError
 from transport.timeline import Timeline
-from transport.video import CODECS
 from transport.wire import Control, SessionInteraction, SessionRewind, with_event_id
 
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S: Final = 1.0
-BITRATE_INTERVAL_S: Final = 0.4
 FAREWELL_TIMEOUT_S: Final = 1.0
 
 
@@ -67,16 +65,13 @@ class Broadcast:
         self.manner = manner
         self.resume_token = secrets.token_urlsafe(24)
         self.viewer_token = secrets.token_urlsafe(24)
-        self.viewers = Fanout()
         self.timeline = timeline
-        self._renditions = Renditions(encoder)
-        self.player = Player(
-            stream, self._renditions, self._encodings, self._show, self._throw_away
+        self.projector = Projector(
+            stream, encoder, self._spawn, began=self._began, throw_away=self._throw_away
         )
+        self.viewers, self.player = self.projector.viewers, self.projector.player
         self.herald = Herald(stream, self.viewers, self.player, timeline, self._settle_clock)
         self._options = options
-        self._last_frame: Frame | None = None
-        self._last_due_s = 0.0
         self._attendance = Attendance(stream, options, self._spawn, needed=not manner.run_unwatched)
         self._tasks: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -100,7 +95,7 @@ class Broadcast:
         self._spawn(self.player.receive())
         self._spawn(self._play_out(listening))
         self._spawn(self._report())
-        self._spawn(self._follow_connections())
+        self._spawn(self.projector.follow_connections())
         if self._options.max_session_s is not None:
             self._spawn(self._limit(self._options.max_session_s))
         try:
@@ -111,6 +106,7 @@ class Broadcast:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self.stream.close()
+            await self.projector.close()
 
     def conclude(self, outcome: Outcome) -> None:
         """Let the session end; the first outcome counts."""
@@ -130,7 +126,7 @@ class Broadcast:
             self.herald.welcome(viewer, *tokens)
             self.viewers.add(viewer)
             if isinstance(viewer, Viewer):
-                self._catch_up(viewer)
+                self.projector.catch_up(viewer)
             self._settle_clock()
 
         def leave() -> None:
@@ -166,66 +162,28 @@ class Broadcast:
                 viewer.withdraw(self.player.rewinds.abandon)
         return receipt
 
+    def record(self, recordings: Recordings) -> None:
+        """Keep the video of the session in a file."""
+        self.projector.record(recordings, (self.viewer_token, self.resume_token))
+
     def ask_key(self, encoding: str) -> None:
         """Let a keyframe be made for a viewer that cannot go on without one."""
-        for codec in CODECS:
-            if codec == encoding:
-                self.player.ask_key(codec)
+        self.projector.ask_key(encoding)
 
     def ring(self, encoding: str) -> list[Frame]:
         """Return the video frames of the last seconds, from a keyframe on, if there is one."""
-        return next((self.viewers.ring(codec) for codec in CODECS if codec == encoding), [])
+        return self.projector.ring(encoding)
 
     async def still(self) -> Frame | None:
         """Return the picture shown last as JPEG, or None before the first."""
-        if self.player.last is None:
-            return None
-        return await self._renditions.encode(self.player.last, {"jpeg"})
+        return await self.projector.still()
 
-    @property
-    def bitrate(self) -> int:
-        """The bits a second that video may take."""
-        config = self.stream.config
-        return self._renditions.bitrate_for(config.width, config.height)
-
-    def _catch_up(self, viewer: Viewer) -> None:
-        """Show the viewer at once what others see."""
-        viewer.ask_key = self.ask_key
-        encoding = encoding_of(viewer.format)
-        if self._last_frame is None or encoding is None:
-            return
-        if encoding in PICTURES:
-            self._spawn(self._show_last(viewer, encoding))
-        elif ring := self.ring(encoding):
-            for frame in ring:
-                viewer.offer(frame, self._last_due_s)
-        else:
-            self.ask_key(encoding)
-
-    async def _show_last(self, viewer: Viewer, encoding: str) -> None:
-        frame, picture = self._last_frame, self.player.last
-        assert picture is not None
-        encoded = await self._renditions.encode(picture, {encoding}, frame)
-        if self._last_frame is frame:  # else it has been shown a newer one
-            viewer.offer(encoded, self._last_due_s)
-
-    def _encodings(self) -> frozenset[str]:
-        return self.viewers.encodings()
-
-    def _show(self, frame: Frame, due_s: float) -> None:
-        before, self._last_frame, self._last_due_s = self._last_frame, frame, due_s
-        self.viewers.publish(frame, due_s)
-        if before is None or before.chunk.index != frame.chunk.index:
-            self.herald.shown(frame)
+    def _began(self, frame: Frame) -> None:
+        self.herald.shown(frame)
 
     def _throw_away(self, picture: Picture) -> None:
         if picture.index == picture.chunk.first_frame_index:
             self.herald.never_shown(picture.chunk)
-
-    async def _follow_connections(self) -> None:
-        while True:
-            await asyncio.sleep(BITRATE_INTERVAL_S)
-            self._renditions.set_bitrate(self.viewers.least_bps())
 
     async def _play_out(self, listening: asyncio.Task[None]) -> None:
         await self.player.play()

@@ -13,8 +13,11 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from transport.media_api import media_router
 from transport.options import TransportOptions
 from transport.problems import add_handlers, problem
+from transport.recordings import Recordings
+from transport.rtc_peers import Peers
 from transport.schema import realtime_schema
 from transport.sessions import PATH as SESSIONS
 from transport.sessions import Sessions
@@ -22,17 +25,11 @@ from transport.sessions_api import sessions_router
 from transport.stream import HostStats, ModelInfo, StreamHost
 from transport.travel_api import travel_router
 from transport.websocket import RealtimeSocket
+from transport.whep_api import whep_router
 
 # Doors of the interface that this server does not have yet.
 LATER: Final = (
     "/metrics",
-    f"{SESSIONS}/{{session_id}}/whep",
-    f"{SESSIONS}/{{session_id}}/whep/{{peer}}",
-    f"{SESSIONS}/{{session_id}}/webrtc",
-    f"{SESSIONS}/{{session_id}}/stream.mjpeg",
-    f"{SESSIONS}/{{session_id}}/stream.mp4",
-    f"{SESSIONS}/{{session_id}}/frame.jpg",
-    f"{SESSIONS}/{{session_id}}/recording.mp4",
     "/v1/videos",
     "/v1/videos/{rest:path}",
 )
@@ -42,12 +39,19 @@ ALL_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 def create_app(host: StreamHost, options: TransportOptions) -> FastAPI:
-    """Return the application that serves `host`."""
-    sessions = Sessions(host, options)
+    """Return the application that serves `host`.
+
+    Raises OSError when nothing can be recorded to the directory that the options name, and
+    ValueError when they name no proper ICE servers, address or ports.
+    """
+    directory = options.record_dir
+    recordings = None if directory is None else Recordings(directory, options.record_max_bytes)
+    sessions, peers = Sessions(host, options, recordings), Peers(options)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        await peers.close()
         await sessions.close()
 
     app = FastAPI(
@@ -57,6 +61,7 @@ def create_app(host: StreamHost, options: TransportOptions) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
+    app.state.goodbye = sessions.goodbye  # for whoever runs the server, when it is to stop
     app.add_middleware(PathPrefix, root_path=options.root_path)
     add_handlers(app)
     _add_facts(app, host, options)
@@ -64,6 +69,8 @@ def create_app(host: StreamHost, options: TransportOptions) -> FastAPI:
         app.add_api_route(path, _unsupported, methods=ALL_METHODS, include_in_schema=False)
     app.include_router(travel_router(sessions, options))
     app.include_router(sessions_router(sessions))
+    app.include_router(media_router(sessions, options, recordings))
+    app.include_router(whep_router(sessions, peers))
     _add_sockets(app, sessions, options)
     app.router.default = WebFiles(directory=options.web_root, html=True)
     return app

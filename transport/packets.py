@@ -24,8 +24,7 @@ class PacketQueue:
     """Frames that one viewer has not been sent yet, in order, from a keyframe on.
 
     When more than `longest_s` of them wait, all are skipped until the next keyframe, and `starved`
-    is called, as it is when the first frame that comes is none. With `repeats` a frame may come
-    again, as a keyframe; without, as in files, whose time only goes on, it is left out.
+    is called, as it is when the first frame that comes is none.
     """
 
     def __init__(
@@ -34,15 +33,12 @@ class PacketQueue:
         longest_s: float = 1.0,
         *,
         starved: Callable[[], None] = lambda: None,
-        repeats: bool = True,
     ) -> None:
         self.encoding = encoding
         self.longest_s = longest_s
         self.num_dropped = 0
         self.wants_key = True  # nothing can be sent before one
         self._starved = starved
-        self._repeats = repeats
-        self._newest = -1  # index of the last frame taken in
         self._frames: deque[tuple[Frame, float]] = deque()
 
     def __len__(self) -> int:
@@ -51,7 +47,7 @@ class PacketQueue:
     def offer(self, frame: Frame, due_s: float) -> None:
         """Take in a frame, due at this time of a clock in seconds."""
         packet = frame.packets.get(self.encoding)
-        if packet is None or (frame.index <= self._newest and not self._repeats):
+        if packet is None:
             return
         if self._frames and due_s - self._frames[0][1] > self.longest_s and not self.wants_key:
             self.clear()
@@ -63,7 +59,6 @@ class PacketQueue:
             self.num_dropped += len(self._frames)
             self._frames.clear()
         self.wants_key = False
-        self._newest = frame.index
         self._frames.append((frame, due_s))
 
     def take(self) -> tuple[Frame, float] | None:

@@ -10,7 +10,10 @@ from typing import Final
 
 from transport.broadcast import Broadcast, Manner
 from transport.encoder import Encoder
+from transport.fanout import Viewer
 from transport.options import TransportOptions
+from transport.recordings import Recordings
+from transport.replies import CloseCode
 from transport.stream import SessionConfig, Stream, StreamError, StreamHost
 from transport.timeline import Timeline
 from transport.wire import SessionFork, SessionStart
@@ -29,8 +32,11 @@ MEDIA: Final = {
 class Sessions:
     """Opens sessions at the host and runs their broadcasts until they end."""
 
-    def __init__(self, host: StreamHost, options: TransportOptions) -> None:
+    def __init__(
+        self, host: StreamHost, options: TransportOptions, recordings: Recordings | None = None
+    ) -> None:
         self._host = host
+        self._recordings = recordings
         self._options = options
         self._encoder = Encoder(
             jpeg_quality=options.jpeg_quality, kind=options.encoder, bitrate=options.bitrate
@@ -91,7 +97,8 @@ class Sessions:
         """Return where a session is watched and controlled."""
         location, token = self.location(broadcast), f"?token={broadcast.viewer_token}"
         urls = {"view": f"{location}/view", "events": f"{location}/events"}
-        return urls | {name: f"{location}/{path}{token}" for name, path in MEDIA.items()}
+        media = MEDIA if self._recordings is None else {**MEDIA, "recording": "recording.mp4"}
+        return urls | {name: f"{location}/{path}{token}" for name, path in media.items()}
 
     def get(self, session_id: str) -> Broadcast:
         """Return a session that lives; raise StreamError otherwise."""
@@ -141,6 +148,13 @@ class Sessions:
         if run := self._runs.get(session_id):
             await asyncio.wait({run})
 
+    def goodbye(self) -> None:
+        """Let viewers go that the server would wait for: their responses have no end."""
+        for broadcast in self:
+            for viewer in broadcast.viewers:
+                if not isinstance(viewer, Viewer):  # sockets are told by the server itself
+                    viewer.finish(CloseCode.RESTARTING, "the server stops")
+
     async def close(self) -> None:
         """End all sessions."""
         runs = list(self._runs.values())
@@ -151,6 +165,8 @@ class Sessions:
 
     def _play(self, stream: Stream, manner: Manner, timeline: Timeline) -> Broadcast:
         broadcast = Broadcast(stream, self._encoder, self._options, manner, timeline)
+        if self._recordings is not None:
+            broadcast.record(self._recordings)
         self._broadcasts[broadcast.id] = broadcast
         run = asyncio.get_running_loop().create_task(broadcast.run())
         self._runs[broadcast.id] = run

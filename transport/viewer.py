@@ -70,7 +70,6 @@ class Viewer:
             self._video = PacketQueue(
                 encoding,
                 starved=lambda: self.ask_key(encoding),
-                repeats=format != "m4s",
             )
 
     @property
@@ -164,21 +163,22 @@ class Viewer:
             return frame.payloads[self.format]
         if self._video is None or (taken := self._video.take()) is None:
             return None
-        frame, _ = taken
+        frame, due_s = taken
         self._sent(frame)
-        self._payload = self._video_payload(frame, self._video.encoding)
+        self._payload = self._video_payload(frame, due_s, self._video.encoding)
         begins = frame.index == frame.chunk.first_frame_index
         chunk = frame.chunk if begins else frame.chunk.going_on()
         message = self._metadata(chunk, 1, frame.pts_s, frame.index)
         return dataclasses.replace(message, byte_length=len(self._payload))
 
-    def _video_payload(self, frame: Frame, encoding: str) -> bytes:
+    def _video_payload(self, frame: Frame, due_s: float, encoding: str) -> bytes:
         packet = frame.packets[encoding]
         if self.format != "m4s":
             return packet.data
         if self._muxer is None:
             self._muxer = FragmentedMP4(*frame.size)
-        return self._muxer.write(packet, frame.pts_s, 1 / frame.chunk.fps)
+        # Not the media time: where frames come slower than that, a player would run dry.
+        return self._muxer.write(packet, due_s, 1 / frame.chunk.fps)
 
     def _sent(self, frame: Frame) -> None:
         self._taken.set()

@@ -41,7 +41,7 @@ class ServerProcess:
         watchdog.start()
         self.line = self.process.stdout.readline()
         watchdog.cancel()
-        assert " at http://" in self.line, (self.line, self.wait(), self.err)
+        assert " at http" in self.line, (self.line, self.wait(), self.err)
         self.url = self.line.split(" at ")[1].split(",")[0].strip()
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from tests.transport.conftest import RunningServer
 from tests.transport.fake_host import FakeHost
 
 PATIENCE_S = 20.0
+SESSIONS = "/v1/realtime/sessions"
+STREAMS = ("stream.mjpeg", "stream.mp4")
 
 
 def bar_host(**changes: Any) -> FakeHost:
@@ -28,7 +31,7 @@ async def make_session(server: RunningServer, **fields: Any) -> dict[str, Any]:
     """Create a session over HTTP that runs whether anybody watches or not."""
     body = {"prompt": "bars", "run_unwatched": True, **fields}
     async with server.http() as http:
-        answer = await http.post("/v1/realtime/sessions", json=body)
+        answer = await http.post(SESSIONS, json=body)
     assert answer.status_code == 201, answer.text
     made: dict[str, Any] = answer.json()
     return made
@@ -36,7 +39,7 @@ async def make_session(server: RunningServer, **fields: Any) -> dict[str, Any]:
 
 def media_path(session: dict[str, Any], name: str) -> str:
     """Return the path of a media route, with the viewer token."""
-    return f"/v1/realtime/sessions/{session['id']}/{name}?token={session['viewer_token']}"
+    return f"{SESSIONS}/{session['id']}/{name}?token={session['viewer_token']}"
 
 
 @asynccontextmanager
@@ -90,3 +93,26 @@ def reset(sock: socket.socket) -> None:
     """Close a connection as a process that is killed does."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
+
+
+async def num_watching(server: RunningServer, session_id: str) -> int:
+    """Return how many watch a session."""
+    async with server.http() as http:
+        return len((await http.get(f"{SESSIONS}/{session_id}")).json()["viewers"])
+
+
+async def until_watching(server: RunningServer, session_id: str, number: int) -> float:
+    """Wait until so many watch, and return how long it took."""
+    began_at = time.monotonic()
+    while await num_watching(server, session_id) != number:
+        assert time.monotonic() < began_at + 20, "the number of viewers did not come true"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began_at
+
+
+async def first_bytes(server: RunningServer, path: str) -> bytes:
+    """Return what comes first of a response without end."""
+    async with streaming(server, path) as answer:
+        async for part in answer.aiter_raw():
+            return part
+    raise AssertionError("nothing came")

@@ -154,13 +154,15 @@ def test_a_frame_that_comes_again_takes_little_time() -> None:
 def test_an_encoder_that_is_made_anew_can_be_read_on() -> None:
     """Its parameter sets are not those of the header, so they go with its frames."""
     first, second = encoded(4), encoded(4, fps=25)
-    assert nal_units(first[0].data)[0] != nal_units(second[0].data)[0]
+    old, new = (nal_units(packets[0].data)[0] for packets in (first, second))
+    assert old != new
     stream = FragmentedMP4(WIDTH, HEIGHT)
     packets = first + second
     data = b"".join(stream.write(packet, i / FPS, 1 / FPS) for i, packet in enumerate(packets))
     pictures, times = bars.decode_mp4(data)
     assert bars.numbers_of(pictures) == [0, 1, 2, 3, 0, 1, 2, 3]
     assert times == [i / FPS for i in range(8)]
+    assert (data.count(old), data.count(new)) == (1, 1)
 
 
 def test_boxes_without_content_are_skipped() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from transport.encoder import ChunkHeader, Frame
 from transport.packets import PacketQueue, Ring, encoding_of
 from transport.video import Packet
@@ -56,16 +54,6 @@ def test_a_keyframe_takes_the_place_of_all_that_waits() -> None:
         queue.offer(frame(index, key=index in (0, 3)), index / 10)
     assert taken(queue) == [3]
     assert queue.num_dropped == 3
-
-
-@pytest.mark.parametrize(("repeats", "expected"), [(True, [5, 5]), (False, [5])])
-def test_a_file_takes_no_frame_twice(repeats: bool, expected: list[int]) -> None:
-    queue = PacketQueue("h264", repeats=repeats)
-    numbers = []
-    for due_s in (0.5, 0.9):
-        queue.offer(frame(5, key=True), due_s)
-        numbers += taken(queue)
-    assert numbers == expected
 
 
 def test_other_encodings_are_not_its_business() -> None:

@@ -1,0 +1,216 @@
+"""What an offer must hold, what of it is answered, and how. Does no I/O.
+
+Only the video section that is served is handed on, with the one codec that was chosen; the other
+sections are answered here. So nothing odd in them can spoil the answer, no data channel is opened,
+and the codec is the server's choice and not the order of the offer.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from transport.sdp_section import Section, choose_codec
+from transport.stream import StreamError
+from transport.video import Codec
+
+MAX_OFFER_BYTES: Final = 64 * 1024
+MAX_SECTIONS: Final = 16
+MAX_CANDIDATES: Final = 32  # of one viewer; each costs the server a few datagrams
+TRANSPORT: Final = ("ice-ufrag", "ice-pwd", "ice-options", "fingerprint", "setup", "candidate")
+_EXTENSION: Final = re.compile(r"a=extmap:[0-9]{1,3} [!-~]+")
+_MEDIA: Final = re.compile(r"m=([a-z]+) ([0-9]{1,5}) ([A-Z/]+) ([!-~]+(?: [!-~]+)*)")
+_TOKEN: Final = re.compile(r"[!-~]{1,64}")
+_ICE_NAME: Final = re.compile(r"[A-Za-z0-9+/]{4,256}")
+_ICE_PASSWORD: Final = re.compile(r"[A-Za-z0-9+/]{22,256}")
+_FINGERPRINT: Final = re.compile(r"sha-(256|384|512) [0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){31,63}")
+_CANDIDATE: Final = re.compile(
+    r"[!-~]{1,32} 1 udp [0-9]{1,10} (\S+) [0-9]{1,5} typ (host|srflx|relay)(?: .*)?", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An offer that can be answered: with which codec, and what of it aiortc is given."""
+
+    codec: Codec
+    sdp: str
+    sections: list[Section]
+    video: Section
+    bundle: list[str]
+    ufrag: str
+    num_candidates: int
+
+
+def read_offer(text: str, codecs: tuple[Codec, ...]) -> Offer:
+    """Return what is served of an offer, the first of `codecs` that it has.
+
+    Raises StreamError, saying what is wrong, for one that cannot be answered.
+    """
+    session, sections = _split(text)
+    video = _video(sections)
+    bundle = _bundle(session)
+    if bundle and video.mid in bundle:
+        # All sections of the bundle share the connection that the first one describes.
+        carrier = next((one for one in sections if one.mid == bundle[0]), video)
+    else:
+        bundle, carrier = [video.mid], video
+    transport = _transport(session, carrier)
+    choice = choose_codec(video, codecs)
+    kept = [
+        f"m=video 9 UDP/TLS/RTP/SAVPF {' '.join(choice.payloads)}",
+        "c=IN IP4 0.0.0.0",
+        *transport,
+        f"a=mid:{video.mid}",
+        "a=rtcp-mux",
+        f"a={video.direction}",
+        *choice.lines,
+        *(line for line in video.lines if _EXTENSION.fullmatch(line)),
+    ]
+    head = ["v=0", "o=- 1 1 IN IP4 0.0.0.0", "s=-", "t=0 0", f"a=group:BUNDLE {video.mid}"]
+    head += ["a=ice-lite"] if "a=ice-lite" in session else []
+    num_candidates = sum(line.startswith("a=candidate:") for line in transport)
+    ufrag = next(line[12:] for line in transport if line.startswith("a=ice-ufrag:"))
+    sdp = "\r\n".join((*head, *kept)) + "\r\n"
+    return Offer(choice.codec, sdp, sections, video, bundle, ufrag, num_candidates)
+
+
+def complete_answer(offer: Offer, answer: str) -> str:
+    """Return the answer to all sections, given the one to the video section alone.
+
+    Sections that are not served are inactive; outside the bundle they are refused (port 0).
+    """
+    session, (served,) = _split(answer)
+    mids = {offer.video.mid, *(one.mid for one in offer.sections if one.kind == "audio")}
+    bundle = [mid for mid in offer.bundle if mid in mids]
+    shared = [line for line in served.lines if line.startswith(tuple(f"a={x}:" for x in TRANSPORT))]
+    lines = [line for line in session if not line.startswith("a=group:")]
+    lines.append(f"a=group:BUNDLE {' '.join(bundle)}")
+    for section in offer.sections:
+        if section is offer.video:
+            lines.append(f"m=video {served.port} {served.profile} {' '.join(served.formats)}")
+            lines += served.lines
+            continue
+        port = 9 if section.mid in bundle else 0
+        formats = " ".join(section.formats)
+        lines.append(f"m={section.kind} {port} {section.profile} {formats}")
+        lines += ["c=IN IP4 0.0.0.0", "a=inactive", f"a=mid:{section.mid}"]
+        lines += [line for line in section.lines if line.startswith("a=rtpmap:")]
+        if port:
+            lines += ["a=rtcp-mux", *shared]
+    return "\r\n".join(lines) + "\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Trickle:
+    """What a fragment brings: the name it is for, if given, and candidates that can be used."""
+
+    ufrag: str | None
+    candidates: list[str]
+
+
+def read_fragment(text: str) -> Trickle:
+    """Return what a `trickle-ice-sdpfrag` body holds; raise StreamError when it is none.
+
+    Candidates that cannot be used are left out, as the standard asks.
+    """
+    ufrag, candidates = None, []
+    for line in text.splitlines():
+        if not re.match(r"[a-z]=", line) and line:
+            raise _wrong(f"{line[:40]!r} is no line of an SDP fragment")
+        if line.startswith("a=ice-ufrag:"):
+            ufrag = line[12:].strip()
+        elif line.startswith("a=candidate:") and usable(line[12:]):
+            candidates.append(line[12:].strip())
+    return Trickle(ufrag, candidates)
+
+
+def usable(candidate: str) -> bool:
+    """Return whether a candidate is an address that UDP can be sent to.
+
+    Names are not resolved: `.local` ones are a browser's own, and cost a second each.
+    """
+    match = _CANDIDATE.fullmatch(candidate.strip())
+    if match is None:
+        return False
+    try:
+        address = ipaddress.ip_address(match[1])
+    except ValueError:
+        return False
+    return not (address.is_multicast or address.is_unspecified)
+
+
+def _split(text: str) -> tuple[list[str], list[Section]]:
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    if not lines or not lines[0].startswith("v=0"):
+        raise _wrong("the body is no SDP: it must begin with v=0")
+    session: list[str] = []
+    sections: list[Section] = []
+    for line in lines:
+        if line.startswith("m="):
+            match = _MEDIA.fullmatch(line)
+            if match is None:
+                raise _wrong(f"{line[:60]!r} is no media section")
+            formats = match[4].split(" ")
+            sections.append(Section(match[1], int(match[2]), match[3], formats))
+            if len(sections) > MAX_SECTIONS:
+                raise _wrong(f"an offer has at most {MAX_SECTIONS} media sections")
+        else:
+            (sections[-1].lines if sections else session).append(line)
+    return session, sections
+
+
+def _video(sections: list[Section]) -> Section:
+    videos = [one for one in sections if one.kind == "video"]
+    if not videos:
+        raise _wrong("the offer has no video section: there is nothing else to be had")
+    for video in videos:
+        if video.direction in ("recvonly", "sendrecv"):
+            if not _TOKEN.fullmatch(video.mid):
+                raise _wrong("the video section has no mid")
+            if "a=rtcp-mux" not in video.lines:
+                raise _wrong("the video section must have rtcp-mux")
+            return video
+    way = videos[0].direction
+    raise _wrong(f"the offer's video section is {way}: it must be recvonly, to receive")
+
+
+def _bundle(session: list[str]) -> list[str]:
+    for line in session:
+        if line.startswith("a=group:BUNDLE"):
+            return line.split()[1:]
+    return []
+
+
+def _transport(session: list[str], carrier: Section) -> list[str]:
+    """Return the lines that say how to connect, with the candidates that can be used."""
+    both = Section("session", 0, "", [], [*carrier.lines, *session])
+    ufrag = next(iter(both.attributes("ice-ufrag")), "")
+    password = next(iter(both.attributes("ice-pwd")), "")
+    if not _ICE_NAME.fullmatch(ufrag) or not _ICE_PASSWORD.fullmatch(password):
+        raise _wrong("the offer needs ice-ufrag and ice-pwd")
+    fingerprints = [value for value in both.attributes("fingerprint") if _is_fingerprint(value)]
+    if not fingerprints:
+        raise _wrong("the offer needs a fingerprint of sha-256, sha-384 or sha-512")
+    setup = next(iter(both.attributes("setup")), "actpass")
+    if setup not in ("actpass", "active", "passive"):
+        raise _wrong(f"setup is {setup[:20]!r}: it must be actpass, active or passive")
+    candidates = list(filter(usable, carrier.attributes("candidate")))[:MAX_CANDIDATES]
+    # Without the end of candidates, so that a viewer whose own cannot be used may still be heard.
+    return [
+        f"a=ice-ufrag:{ufrag}",
+        f"a=ice-pwd:{password}",
+        *(f"a=fingerprint:{value}" for value in dict.fromkeys(fingerprints)),
+        f"a=setup:{setup}",
+        *(f"a=candidate:{value}" for value in candidates),
+    ]
+
+
+def _is_fingerprint(value: str) -> bool:
+    return _FINGERPRINT.fullmatch(value) is not None
+
+
+def _wrong(message: str) -> StreamError:
+    return StreamError("invalid_request", message, param="sdp")

@@ -1,0 +1,187 @@
+"""WHEP: how browsers, GStreamer and others start to watch over WebRTC, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from transport.bodies import JSON, read_body, schema_of_body
+from transport.broadcast import Broadcast
+from transport.fields import ProtocolError
+from transport.media_api import given_token
+from transport.problems import problem
+from transport.rtc_peers import Peers
+from transport.sdp_rules import MAX_OFFER_BYTES, read_fragment
+from transport.sessions import PATH, Sessions
+from transport.stream import StreamError
+from transport.webrtc import Peer
+
+SDP: Final = "application/sdp"
+FRAGMENT: Final = "application/trickle-ice-sdpfrag"
+MAX_FRAGMENT_BYTES: Final = 16 * 1024
+MAX_JSON_BYTES: Final = 2 * MAX_OFFER_BYTES  # its line ends are escaped
+CORS: Final = {
+    "Access-Control-Allow-Origin": "*",  # tokens are sent on purpose, never by the browser itself
+    "Access-Control-Expose-Headers": "Location, ETag, Link, Retry-After, Accept-Post",
+}
+PREFLIGHT: Final = {
+    "Access-Control-Allow-Methods": "OPTIONS, GET, POST, PATCH, DELETE",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, If-Match",
+    "Access-Control-Max-Age": "600",
+    "Accept-Post": SDP,
+    "Accept-Patch": FRAGMENT,
+    "Allow": "OPTIONS, GET, POST, PATCH, DELETE",
+}
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class SharedRoute(APIRoute):
+    """A route that pages of other origins may use, and whose errors they may read."""
+
+    def get_route_handler(self) -> Handler:
+        """Return the handler, which adds the headers to whatever is answered."""
+        handler = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                response = await handler(request)
+            except (StreamError, ProtocolError, HTTPException) as error:
+                tell: Any = request.app.exception_handlers[type(error)]
+                response = await tell(request, error)
+            response.headers.update(CORS)
+            return response
+
+        return answer
+
+
+def whep_router(sessions: Sessions, peers: Peers) -> APIRouter:
+    """Return the routes by which a session is watched over WebRTC."""
+    router = APIRouter(prefix=f"{PATH}/{{session_id}}", tags=["webrtc"], route_class=SharedRoute)
+
+    def watchable(session_id: str, request: Request) -> Broadcast:
+        token = given_token(request, request.query_params.get("token"))
+        return sessions.find_watchable(session_id, token)
+
+    async def let_in(session_id: str, request: Request) -> Broadcast:
+        broadcast = watchable(session_id, request)
+        sessions.check_room()
+        peers.check_room()
+        return broadcast
+
+    def created(peer: Peer, response: Response, request: Request) -> Response:
+        token = request.query_params.get("token")
+        query = "" if token is None else f"?token={token}"  # it is asked for there too
+        location = sessions.location(peer.broadcast)
+        response.headers["Location"] = f"{location}/whep/{peer.id}{query}"
+        response.headers["ETag"] = peer.etag
+        for link in peers.links():
+            response.headers.append("Link", link)
+        return response
+
+    @router.post("/whep", status_code=201, openapi_extra=schema_of_body({"type": "string"}, SDP))
+    async def offer(session_id: str, request: Request) -> Response:
+        """Watch over WebRTC: the body is the offer, the answer's is the server's."""
+        broadcast = await let_in(session_id, request)
+        _check_accepts(request, SDP)
+        body = await read_body(request, SDP, MAX_OFFER_BYTES)
+        peer, answer = await peers.answer(broadcast, _text(body))
+        return created(peer, Response(answer, 201, media_type=SDP), request)
+
+    schema = {
+        "type": "object",
+        "properties": {"sdp": {"type": "string"}, "type": {"const": "offer"}},
+        "required": ["sdp", "type"],
+        "additionalProperties": False,
+    }
+
+    @router.post("/webrtc", status_code=201, openapi_extra=schema_of_body(schema))
+    async def offer_json(session_id: str, request: Request) -> Response:
+        """Watch over WebRTC: offer and answer as JSON, for scripts."""
+        broadcast = await let_in(session_id, request)
+        sdp = _offer_of(await read_body(request, JSON, MAX_JSON_BYTES))
+        peer, answer = await peers.answer(broadcast, sdp)
+        response = JSONResponse({"sdp": answer, "type": "answer"}, 201)
+        return created(peer, response, request)
+
+    @router.patch("/whep/{peer_id}", status_code=204)
+    async def trickle(session_id: str, peer_id: str, request: Request) -> Response:
+        """Tell candidates that were found after the offer."""
+        watchable(session_id, request)
+        peer = peers.find(session_id, peer_id)
+        given = request.headers.get("if-match")
+        if given is None:
+            return problem(428, "invalid_request", "If-Match must hold the viewer's ETag")
+        if given not in (peer.etag, "*"):
+            return problem(412, "invalid_request", "If-Match is not the viewer's ETag: it is stale")
+        body = await read_body(request, FRAGMENT, MAX_FRAGMENT_BYTES)
+        fragment = read_fragment(_text(body))
+        if fragment.ufrag not in (None, peer.ufrag):
+            raise StreamError("unsupported", "ICE is not restarted here: send a new offer")
+        await peer.trickle(fragment)
+        return Response(status_code=204)
+
+    @router.delete("/whep/{peer_id}")
+    async def leave(session_id: str, peer_id: str, request: Request) -> Response:
+        """Leave; answered when the connection is closed."""
+        watchable(session_id, request)
+        await peers.remove(peers.find(session_id, peer_id))
+        return Response(status_code=200)
+
+    @router.get("/whep", status_code=204)
+    @router.get("/whep/{peer_id}", status_code=204)
+    async def nothing(session_id: str, request: Request) -> Response:
+        """Answer that there is nothing to read."""
+        watchable(session_id, request)
+        return Response(status_code=204)
+
+    @router.options("/whep", status_code=204)
+    @router.options("/whep/{peer_id}", status_code=204)
+    @router.options("/webrtc", status_code=204)
+    async def preflight(session_id: str) -> Response:
+        """Tell pages of other origins what they may send."""
+        return Response(status_code=204, headers=PREFLIGHT)
+
+    return router
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise StreamError("invalid_request", "the body is not UTF-8") from error
+
+
+def _check_accepts(request: Request, media_type: str) -> None:
+    accepted = request.headers.get("accept", "*/*").lower()
+    kinds = {part.partition(";")[0].strip() for part in accepted.split(",")}
+    if not kinds & {media_type, "application/*", "*/*", ""}:
+        raise HTTPException(406, f"the answer is {media_type}, which Accept leaves out")
+
+
+def _offer_of(body: bytes) -> str:
+    """Return the offer of a JSON body; raise ProtocolError when it holds none."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("the body is no JSON") from error
+    if not isinstance(data, dict):
+        raise ProtocolError('the body must be an object: {"sdp": ..., "type": "offer"}')
+    for name in data:
+        if name not in ("sdp", "type"):
+            raise ProtocolError(
+                f"{name[:40]!r} is no field of an offer", code="unsupported", param=name[:40]
+            )
+    if data.get("type") != "offer":
+        raise ProtocolError('type must be "offer"', param="type")
+    if not isinstance(data.get("sdp"), str):
+        raise ProtocolError("sdp must be the text of an offer", param="sdp")
+    sdp: str = data["sdp"]
+    if len(sdp) > MAX_OFFER_BYTES:
+        raise HTTPException(413, f"an offer has at most {MAX_OFFER_BYTES:,} bytes")
+    return sdp
