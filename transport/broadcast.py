@@ -70,7 +70,9 @@ class Broadcast:
             stream, encoder, self._spawn, began=self._began, throw_away=self._throw_away
         )
         self.viewers, self.player = self.projector.viewers, self.projector.player
-        self.herald = Herald(stream, self.viewers, self.player, timeline, self._settle_clock)
+        self.herald = Herald(
+            stream, self.viewers, self.player, timeline, self._settle_clock, self.projector.bitrate
+        )
         self._options = options
         self._attendance = Attendance(stream, options, self._spawn, needed=not manner.run_unwatched)
         self._tasks: set[asyncio.Task[None]] = set()

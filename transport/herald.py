@@ -28,7 +28,7 @@ from transport.timeline import Timeline
 class Herald:
     """Tells every viewer what happens, and one that comes what it has missed.
 
-    `settle` is called when the session's state is another one.
+    `settle` is called when the session's state is another one; `bitrate` returns that of video.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Herald:
         player: Player,
         timeline: Timeline,
         settle: Callable[[], None],
+        bitrate: Callable[[], int],
     ) -> None:
         self.paused = stream.state == "paused"
         self._stream = stream
@@ -45,6 +46,7 @@ class Herald:
         self._player = player
         self._timeline = timeline
         self._settle = settle
+        self._bitrate = bitrate
         self._place: replies.SessionQueued | None = None
         self._overload: replies.SessionOverload | None = None
 
@@ -100,6 +102,7 @@ class Herald:
         return replies.SessionStats(
             fps=round(tally.fps(time.monotonic()), 2),
             lead_ms=round(pacer.lead_s * 1000, 1),
+            bitrate=self._bitrate(),
             underruns=pacer.num_underruns,
             dropped=sum(one.num_dropped for one in viewers),
             level={
@@ -110,6 +113,7 @@ class Herald:
             chunk_ms_p50=_milliseconds(tally.chunk_s(0.5)),
             chunk_ms_p95=_milliseconds(tally.chunk_s(0.95)),
             control_to_frame_ms=_milliseconds(self._timeline.control_to_frame_s),
+            jitter_ms=_milliseconds(tally.late_s(0.95)),
         )
 
     def _tell(self, event: Event) -> None:

@@ -132,7 +132,7 @@ class Player:
         self._shown_again.clear()
         due_s = self.pacer.pop(time.monotonic())
         self._room.set()
-        self.tally.frame(time.monotonic())
+        self.tally.frame(time.monotonic(), due_s)
         self._show(frame, due_s)
         self._stream.played(frame.index)
 

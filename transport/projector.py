@@ -82,9 +82,8 @@ class Projector:
             return None
         return await self._renditions.encode(self.player.last, {"jpeg"})
 
-    @property
     def bitrate(self) -> int:
-        """The bits a second that video may take."""
+        """Return the bits a second that video may take."""
         return self._renditions.bitrate_for(self._stream.config.width, self._stream.config.height)
 
     def catch_up(self, viewer: Viewer) -> None:

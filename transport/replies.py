@@ -153,18 +153,23 @@ class InteractionRejected:
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """How the session fares; once a second. `dropped` counts this viewer's skipped frames."""
+    """How the session fares; once a second. `dropped` counts this viewer's skipped frames.
+
+    95 of 100 frames left at most `jitter_ms` late; video may take `bitrate` bits a second.
+    """
 
     type: ClassVar[str] = "session.stats"
 
     fps: float
     lead_ms: float
+    bitrate: int
     underruns: int
     dropped: int
     level: Mapping[str, Any]
     chunk_ms_p50: float | None = None
     chunk_ms_p95: float | None = None
     control_to_frame_ms: float | None = None
+    jitter_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ MOST_BPS: Final = 20_000_000.0
 WINDOW_S: Final = 0.3
 NUM_WINDOWS: Final = 6
 LEAST_PACKETS: Final = 10  # in a window that is judged
-MANY_PACKETS: Final = 15  # lost: it is judged before its end
+MANY_PACKETS: Final = 10  # lost: it is judged before its end
 REMB_SHARE: Final = 0.95
 CONGESTED: Final = 0.9  # of what is sent
 SAME: Final = 0.97  # of an earlier estimate
@@ -29,6 +29,7 @@ LOSS_BREAKS: Final = 0.3  # so much is a link that is full, not a bad one
 HOLD_S: Final = 0.5  # what is reported then was sent before the target fell
 DEEPEST: Final = 0.5  # of the target, in one fall: estimates after a gap are far too low
 DEEPEST_BREAK: Final = 0.25
+BREAK_AT_MOST: Final = 0.45  # of the target
 BREAK_SHARE: Final = 0.7  # of what seemed to be carried: what waits on the way has to get through
 REST_S: Final = 1.0  # at the start and after a fall, before climbing
 CAREFUL_S: Final = 3.0
@@ -62,6 +63,7 @@ class RateControl:
         self._num_bytes = self._num_sent = self._num_lost = 0
         self._highest_bps = 0.0  # estimated since the last that fell
         self._num_estimates = 0
+        self._is_broken = False  # by the last fall
         self._changed_at: float | None = None  # the start or the last fall
 
     def careful(self, now: float) -> bool:
@@ -127,16 +129,21 @@ class RateControl:
         if share_lost <= LOSS_BREAKS:
             self._fall(now, target_bps, DEEPEST)
             return
-        carried_bps = self._sent_bps(2) * (1 - share_lost)
-        if self._fall(now, min(target_bps, BREAK_SHARE * carried_bps), DEEPEST_BREAK):
+        carried_bps = self._sent_bps(1) * (1 - share_lost)
+        target_bps = min(BREAK_SHARE * carried_bps, BREAK_AT_MOST * self.target_bps)
+        # Losses that were counted before the last fall are not counted again: this is a new one.
+        hold_s = WINDOW_S if self._is_broken else 0.0
+        if self._fall(now, target_bps, DEEPEST_BREAK, hold_s):
+            self._is_broken = True
             self.num_breaks += 1
 
-    def _fall(self, now: float, target_bps: float, deepest: float) -> bool:
+    def _fall(self, now: float, target_bps: float, deepest: float, hold_s: float = HOLD_S) -> bool:
         """Lower the target, if it was not lowered just now; return whether it was."""
-        if target_bps >= self.target_bps or (self.num_falls and self._since_change(now) < HOLD_S):
+        if target_bps >= self.target_bps or (self.num_falls and self._since_change(now) < hold_s):
             return False
         self.target_bps = max(target_bps, deepest * self.target_bps, LEAST_BPS)
         self._changed_at = now
+        self._is_broken = False
         self.num_falls += 1
         return True
 

@@ -10,7 +10,7 @@ import pytest
 import simplejpeg
 
 from tests.transport.painting import colour_of
-from transport.encoder import HEADER, Encoder, Frame, Renditions
+from transport.encoder import HEADER, Encoder, Frame, Picture, Renditions
 from transport.stream import Chunk, StreamError
 
 
@@ -91,3 +91,70 @@ async def test_a_failure_has_its_own_code(renditions: Renditions) -> None:
     with pytest.raises(StreamError) as caught:
         await encode(renditions, chunk, "jpeg")
     assert caught.value.code == "encoder_failed"
+
+
+async def pictures(renditions: Renditions) -> list[Picture]:
+    """Return 4 pictures of one chunk."""
+    rng = np.random.default_rng(0)
+    return await renditions.take(make_chunk(rng.integers(0, 256, (4, 32, 48, 3), np.uint8)))
+
+
+async def test_what_is_missing_is_added_to_a_frame(renditions: Renditions) -> None:
+    """What it has already is not made again: a video encoder would take it for the next picture."""
+    one, *_ = await pictures(renditions)
+    video = await renditions.encode(one, {"h264"})
+    both = await renditions.encode(one, {"h264", "jpeg"}, video)
+    assert both.packets["h264"] is video.packets["h264"]
+    assert both.encodings == {"h264", "jpeg"}
+    assert await renditions.encode(one, {"jpeg"}, both) is both
+    assert (both.size, both.index) == ((48, 32), 33)
+
+
+async def test_a_keyframe_is_made_when_it_is_asked_for(renditions: Renditions) -> None:
+    """But not twice within 0.3 s."""
+    frames = await pictures(renditions)
+    keys = []
+    for picture in frames:
+        renditions.ask_key("h264")
+        keys.append((await renditions.encode(picture, {"h264"})).packets["h264"].is_key)
+    assert keys == [True, False, False, False]
+    assert renditions.ask_key("h264") > 0
+
+
+async def test_a_frame_that_is_not_sent_leaves_no_gap(renditions: Renditions) -> None:
+    """What would refer to it is a keyframe, at once."""
+    one, two, three, _ = await pictures(renditions)
+    await renditions.encode(one, {"h264", "jpeg"})
+    unsent = renditions.break_chain(await renditions.encode(two, {"h264", "jpeg"}))
+    assert unsent.encodings == {"jpeg"}
+    assert (await renditions.encode(three, {"h264"})).packets["h264"].is_key
+
+
+async def test_after_a_second_without_it_video_begins_anew() -> None:
+    now, encoder = [0.0], Encoder()
+    renditions = Renditions(encoder, lambda: now[0])
+    one, two, three, four = await pictures(renditions)
+    await renditions.encode(one, {"h264"})
+    now[0] = 0.5
+    assert not (await renditions.encode(two, {"h264"})).packets["h264"].is_key
+    now[0] = 2.0
+    assert (await renditions.encode(three, {"h264"})).packets["h264"].is_key
+    now[0] = 20.0  # nobody needs it: it is let go
+    await renditions.encode(four, {"jpeg"})
+    assert renditions._video == {}
+    encoder.close()
+
+
+async def test_the_rate_is_the_least_of_what_is_set_and_what_a_connection_carries() -> None:
+    encoder = Encoder(bitrate=2_000_000)
+    renditions = Renditions(encoder)
+    assert renditions.bitrate_for(832, 480) == 2_000_000
+    renditions.set_bitrate(700_000.4)
+    assert renditions.bitrate_for(832, 480) == 700_000
+    renditions.set_bitrate(5e6)
+    assert renditions.bitrate_for(832, 480) == 2_000_000
+    renditions.set_bitrate(10)
+    assert renditions.bitrate_for(832, 480) == 100_000
+    renditions.set_bitrate(None)
+    assert renditions.bitrate_for(832, 480) == 2_000_000
+    encoder.close()
