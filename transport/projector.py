@@ -15,7 +15,7 @@ from transport.recordings import Recordings
 from transport.stream import Stream
 from transport.video import CODECS
 
-BITRATE_INTERVAL_S: Final = 0.4
+BITRATE_INTERVAL_S: Final = 0.1  # a viewer whose link got narrow waits as long
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from aioice.candidate import Candidate, candidate_foundation, candidate_priority
 from aioice.ice import Connection, StunProtocol, server_reflexive_candidate
 
+from transport.rtc_patches import keep_protocol
 from transport.stream import StreamError
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class Reach:
             except OSError as error:
                 logger.debug("cannot bind to %s port %d: %s", address, port, error)
                 continue
-            connection._protocols.append(protocol)  # it closes them
+            keep_protocol(connection, protocol)
             return protocol
         return None
 

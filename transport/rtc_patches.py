@@ -10,8 +10,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
-from aioice.ice import Connection
-from aiortc import RTCCertificate, RTCDtlsTransport, RTCIceGatherer, RTCRtpSender
+from aioice.ice import Connection, StunProtocol
+from aiortc import (
+    RTCCertificate,
+    RTCDtlsTransport,
+    RTCIceGatherer,
+    RTCRtpSender,
+    RTCRtpTransceiver,
+)
 from aiortc.rtp import (
     RTCP_PSFB_APP,
     RTCP_RTPFB_NACK,
@@ -36,6 +42,7 @@ NAMES: Final[tuple[tuple[type, str], ...]] = (
     (RTCCertificate, "_create_ssl_context"),
     (Connection, "get_component_candidates"),
 )
+SEND_TIME: Final = "http://www.webrtc.org/experiments/rtp-hdrext/abs-send-time"
 Gather = Callable[..., Awaitable[list[Any]]]
 
 
@@ -108,7 +115,7 @@ def pace(
     """
     transport = sender.transport
     original = _own(transport, "_send_rtp")
-    ssrc = sender._ssrc.to_bytes(4, "big")
+    ssrc = _own(sender, "_ssrc").to_bytes(4, "big")
 
     async def send(data: bytes) -> None:
         if not is_rtcp(data):
@@ -161,6 +168,17 @@ def gather_with(gatherer: RTCIceGatherer, gather: Gather) -> None:
         return await gather(connection, component, addresses)
 
     connection.get_component_candidates = candidates
+
+
+def keep_protocol(connection: Connection, protocol: StunProtocol) -> None:
+    """Have a connection use a socket, and close it when it is closed."""
+    _own(connection, "_protocols").append(protocol)
+
+
+def send_time_id(transceiver: RTCRtpTransceiver) -> int | None:
+    """Return the number of the abs-send-time extension, if that was negotiated."""
+    extensions = _own(transceiver, "_headerExtensions")
+    return next((one.id for one in extensions if one.uri == SEND_TIME), None)
 
 
 def _remb(fci: bytes) -> list[float]:

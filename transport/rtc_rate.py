@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 START_BPS: Final = 800_000.0
-LEAST_BPS: Final = 150_000.0
+LEAST_BPS: Final = 200_000.0
+TELLING_BPS: Final = 250_000.0  # whoever sends less is not the cause of losses
 MOST_BPS: Final = 20_000_000.0
 WINDOW_S: Final = 0.3
 NUM_WINDOWS: Final = 6
@@ -139,7 +140,8 @@ class RateControl:
 
     def _fall(self, now: float, target_bps: float, deepest: float, hold_s: float = HOLD_S) -> bool:
         """Lower the target, if it was not lowered just now; return whether it was."""
-        if target_bps >= self.target_bps or (self.num_falls and self._since_change(now) < hold_s):
+        held = self.num_falls > 0 and self._since_change(now) < hold_s
+        if target_bps >= self.target_bps or held or self._sent_bps(2) < TELLING_BPS:
             return False
         self.target_bps = max(target_bps, deepest * self.target_bps, LEAST_BPS)
         self._changed_at = now

@@ -14,7 +14,6 @@ from transport.rtc_rate import RateControl
 
 PACE: Final = 2.5  # x the target: a keyframe leaves in time and small buffers hold
 CAREFUL_PACE: Final = 1.5  # of a link that may be just full
-SEND_TIME: Final = "http://www.webrtc.org/experiments/rtp-hdrext/abs-send-time"
 MAX_MISSING: Final = 1024  # sequence numbers remembered
 
 
@@ -54,8 +53,7 @@ class Uplink:
         rtc_patches.hook_keyframes(sender, self._source.need_key)
         rtc_patches.hook_feedback(sender, self)
         rtc_patches.limit_resends(sender, self._allow)
-        times = [one.id for one in transceiver._headerExtensions if one.uri == SEND_TIME]
-        rtc_patches.pace(sender, self._turn, next(iter(times), None))
+        rtc_patches.pace(sender, self._turn, rtc_patches.send_time_id(transceiver))
 
     def lost(self, sequence_numbers: list[int]) -> None:
         """Be told which packets are missing; the same ones are asked for more than once."""

@@ -25,11 +25,12 @@ from aiortc.sdp import candidate_from_sdp
 from transport.broadcast import Broadcast
 from transport.encoder import Frame
 from transport.packets import PacketQueue
+from transport.projector import BITRATE_INTERVAL_S
 from transport.replies import CloseCode, ServerMessage
 from transport.rtc_candidates import Reach
 from transport.rtc_patches import gather_with
 from transport.rtc_rate import START_BPS
-from transport.rtc_uplink import Uplink
+from transport.rtc_uplink import PACE, Uplink
 from transport.sdp_rules import MAX_CANDIDATES, Offer, Trickle, complete_answer
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ SILENCE_TIMEOUT_S: Final = 15.0  # a tab that is suspended for 10 s is not gone
 CLOSE_TIMEOUT_S: Final = 5.0
 LONGEST_QUEUE_S: Final = 1.0
 KEY_TRAVELS_S: Final = 0.8
-KEY_WAITS_S: Final = 0.45  # by then the encoder follows what viewers' connections carry
+CATCH_UP_S: Final = 0.4
+KEY_WAITS_S: Final = BITRATE_INTERVAL_S + 0.05  # by then the encoder has the new rate
 
 
 class PacketTrack(MediaStreamTrack):  # type: ignore[misc]  # aiortc is not typed here
@@ -230,9 +232,23 @@ class Peer:
             self.format = self.codec
             self.estimate_bps = self.uplink.rate.target_bps
             self._hear()
-            self.need_key()
+            self._begin()
         elif state in ("closed", "failed"):
             self._over.set()
+
+    def _begin(self) -> None:
+        """Begin with what followed the last keyframe if that is little, else ask for another.
+
+        Keyframes are rare when many come, and cost all of them.
+        """
+        ring = self.broadcast.ring(self.codec)
+        num_bits = 8 * sum(len(frame.packets[self.codec].data) for frame in ring)
+        if ring and num_bits < CATCH_UP_S * PACE * self.uplink.rate.target_bps:
+            now = time.monotonic()
+            for frame in ring:
+                self._track.offer(frame, now)
+        else:
+            self.need_key()
 
     def _hear(self) -> None:
         self._heard_at = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
@@ -38,6 +39,12 @@ PREFLIGHT: Final = {
     "Accept-Patch": FRAGMENT,
     "Allow": "OPTIONS, GET, POST, PATCH, DELETE",
 }
+OFFER: Final = {
+    "type": "object",
+    "properties": {"sdp": {"type": "string"}, "type": {"const": "offer"}},
+    "required": ["sdp", "type"],
+    "additionalProperties": False,
+}
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -63,20 +70,36 @@ class SharedRoute(APIRoute):
 def whep_router(sessions: Sessions, peers: Peers) -> APIRouter:
     """Return the routes by which a session is watched over WebRTC."""
     router = APIRouter(prefix=f"{PATH}/{{session_id}}", tags=["webrtc"], route_class=SharedRoute)
+    _add_offers(router, sessions, peers)
+    _add_viewers(router, sessions, peers)
 
-    def watchable(session_id: str, request: Request) -> Broadcast:
-        token = given_token(request, request.query_params.get("token"))
-        return sessions.find_watchable(session_id, token)
+    @router.get("/whep", status_code=204)
+    @router.get("/whep/{peer_id}", status_code=204)
+    async def nothing(session_id: str, request: Request) -> Response:
+        """Answer that there is nothing to read."""
+        _watchable(sessions, session_id, request)
+        return Response(status_code=204)
 
-    async def let_in(session_id: str, request: Request) -> Broadcast:
-        broadcast = watchable(session_id, request)
+    @router.options("/whep", status_code=204)
+    @router.options("/whep/{peer_id}", status_code=204)
+    @router.options("/webrtc", status_code=204)
+    async def preflight(session_id: str) -> Response:
+        """Tell pages of other origins what they may send."""
+        return Response(status_code=204, headers=PREFLIGHT)
+
+    return router
+
+
+def _add_offers(router: APIRouter, sessions: Sessions, peers: Peers) -> None:
+    def let_in(session_id: str, request: Request) -> Broadcast:
+        broadcast = _watchable(sessions, session_id, request)
         sessions.check_room()
         peers.check_room()
         return broadcast
 
     def created(peer: Peer, response: Response, request: Request) -> Response:
         token = request.query_params.get("token")
-        query = "" if token is None else f"?token={token}"  # it is asked for there too
+        query = "" if token is None else f"?{urlencode({'token': token})}"  # asked for there too
         location = sessions.location(peer.broadcast)
         response.headers["Location"] = f"{location}/whep/{peer.id}{query}"
         response.headers["ETag"] = peer.etag
@@ -87,32 +110,28 @@ def whep_router(sessions: Sessions, peers: Peers) -> APIRouter:
     @router.post("/whep", status_code=201, openapi_extra=schema_of_body({"type": "string"}, SDP))
     async def offer(session_id: str, request: Request) -> Response:
         """Watch over WebRTC: the body is the offer, the answer's is the server's."""
-        broadcast = await let_in(session_id, request)
+        broadcast = let_in(session_id, request)
         _check_accepts(request, SDP)
-        body = await read_body(request, SDP, MAX_OFFER_BYTES)
-        peer, answer = await peers.answer(broadcast, _text(body))
+        sdp = _text(await read_body(request, SDP, MAX_OFFER_BYTES))
+        sessions.check_room()  # others came meanwhile
+        peer, answer = await peers.answer(broadcast, sdp)
         return created(peer, Response(answer, 201, media_type=SDP), request)
 
-    schema = {
-        "type": "object",
-        "properties": {"sdp": {"type": "string"}, "type": {"const": "offer"}},
-        "required": ["sdp", "type"],
-        "additionalProperties": False,
-    }
-
-    @router.post("/webrtc", status_code=201, openapi_extra=schema_of_body(schema))
+    @router.post("/webrtc", status_code=201, openapi_extra=schema_of_body(OFFER))
     async def offer_json(session_id: str, request: Request) -> Response:
         """Watch over WebRTC: offer and answer as JSON, for scripts."""
-        broadcast = await let_in(session_id, request)
+        broadcast = let_in(session_id, request)
         sdp = _offer_of(await read_body(request, JSON, MAX_JSON_BYTES))
+        sessions.check_room()
         peer, answer = await peers.answer(broadcast, sdp)
-        response = JSONResponse({"sdp": answer, "type": "answer"}, 201)
-        return created(peer, response, request)
+        return created(peer, JSONResponse({"sdp": answer, "type": "answer"}, 201), request)
 
+
+def _add_viewers(router: APIRouter, sessions: Sessions, peers: Peers) -> None:
     @router.patch("/whep/{peer_id}", status_code=204)
     async def trickle(session_id: str, peer_id: str, request: Request) -> Response:
         """Tell candidates that were found after the offer."""
-        watchable(session_id, request)
+        _watchable(sessions, session_id, request)
         peer = peers.find(session_id, peer_id)
         given = request.headers.get("if-match")
         if given is None:
@@ -129,25 +148,14 @@ def whep_router(sessions: Sessions, peers: Peers) -> APIRouter:
     @router.delete("/whep/{peer_id}")
     async def leave(session_id: str, peer_id: str, request: Request) -> Response:
         """Leave; answered when the connection is closed."""
-        watchable(session_id, request)
+        _watchable(sessions, session_id, request)
         await peers.remove(peers.find(session_id, peer_id))
         return Response(status_code=200)
 
-    @router.get("/whep", status_code=204)
-    @router.get("/whep/{peer_id}", status_code=204)
-    async def nothing(session_id: str, request: Request) -> Response:
-        """Answer that there is nothing to read."""
-        watchable(session_id, request)
-        return Response(status_code=204)
 
-    @router.options("/whep", status_code=204)
-    @router.options("/whep/{peer_id}", status_code=204)
-    @router.options("/webrtc", status_code=204)
-    async def preflight(session_id: str) -> Response:
-        """Tell pages of other origins what they may send."""
-        return Response(status_code=204, headers=PREFLIGHT)
-
-    return router
+def _watchable(sessions: Sessions, session_id: str, request: Request) -> Broadcast:
+    token = given_token(request, request.query_params.get("token"))
+    return sessions.find_watchable(session_id, token)
 
 
 def _text(body: bytes) -> str:

@@ -1,13 +1,15 @@
-"""Serve the page without an engine: `python -m tests.transport.demo_server [PORT] [CHUNK_S]`.
+"""Serve the page without an engine: `python -m tests.transport.demo_server [PORT] [--chunk-s S]`.
 
 The prompt's words red, green, blue, yellow, white and night give a moving gradient its colour;
-the seed gives it its phase. 128 x 128 at 16 frames a second; three sessions, two more may wait.
+the seed gives it its phase. With the word counted each picture carries its frame number, with flat
+it is of one colour. 128 x 128 at 16 frames a second; three sessions, two more may wait.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
-import sys
+from pathlib import Path
 
 import numpy as np
 import uvicorn
@@ -27,6 +29,9 @@ COLOURS = {
     "yellow": (255, 220, 60),
     "white": (250, 250, 250),
 }
+
+NUMBER_BITS = 16  # of the frame number, in blocks along the upper edge, the highest bit first
+BLOCK_PX = 8
 
 
 def colour_in(prompt: Prompt) -> NDArray[np.float64]:
@@ -50,19 +55,32 @@ def paint_gradient(shot: Shot) -> NDArray[np.uint8]:
     phase = (frames / 48 + shot.seed * 0.381966) % 1.0
     slope = x[None, None, :] + y[None, :, None] / 2 + phase[:, None, None]
     wave = 0.35 + 0.65 * (0.5 + 0.5 * np.sin(2 * np.pi * slope))
+    if "flat" in str(shot.prompt):
+        wave[:] = 1.0
     pixels: NDArray[np.uint8] = (wave[..., None] * colour).astype(np.uint8)
+    if "counted" in str(shot.prompt):
+        bits = frames[:, None] >> np.arange(NUMBER_BITS)[::-1] & 1
+        blocks = np.repeat(bits * 255, BLOCK_PX, axis=1)
+        pixels[:, :BLOCK_PX, : NUMBER_BITS * BLOCK_PX] = blocks[:, None, :, None]
     return pixels
 
 
 def main() -> None:
     """Serve until interrupted."""
     logging.basicConfig(level=logging.INFO)
-    port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
-    chunk_s = float(sys.argv[2]) if len(sys.argv) > 2 else 0.5
-    host = FakeHost(chunk_s=chunk_s, chunk_frames=12, fps=16, width=128, height=128, max_queue=2)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int, nargs="?", default=8000)
+    parser.add_argument("--chunk-s", type=float, default=0.5, help="seconds that a chunk takes")
+    parser.add_argument("--size", default="128x128", help="WxH of the pictures")
+    parser.add_argument("--record", type=Path, help="directory of the recordings")
+    asked = parser.parse_args()
+    width, height = map(int, asked.size.split("x"))
+    host = FakeHost(
+        chunk_s=asked.chunk_s, chunk_frames=12, fps=16, width=width, height=height, max_queue=2
+    )
     host.paint = paint_gradient
-    app = create_app(host, TransportOptions(version="demo"))
-    sock = listen("127.0.0.1", port)
+    app = create_app(host, TransportOptions(version="demo", record_dir=asked.record))
+    sock = listen("127.0.0.1", asked.port)
     print(f"http://127.0.0.1:{sock.getsockname()[1]}/")
     uvicorn.Server(uvicorn_config(app)).run(sockets=[sock])
 

@@ -73,9 +73,11 @@ def test_far_below_a_new_encoder_makes_a_smaller_keyframe() -> None:
     assert before.is_key
     assert after.is_key
     assert len(after.data) < len(before.data) / 2
-    one.set_bitrate(160_000)
+    one.set_bitrate(180_000)
+    assert not one.encode(noise(2)).is_key
+    one.set_bitrate(240_000)
     assert one.encode(noise(2)).is_key  # the headroom for what follows
-    one.set_bitrate(250_000)
+    one.set_bitrate(300_000)
     assert not one.encode(noise(3)).is_key
 
 
@@ -112,8 +114,8 @@ def test_keyframes_are_granted_the_more_rarely_the_more_often_they_are_asked_for
         keys.ask()
         if keys.grant(step / 100):
             granted.append(step / 100)
-    assert granted == pytest.approx([0, 0.3, 0.9, 2.1, 4.1, 6.1, 8.1], abs=0.03)
-    assert keys.wait_s(8.2) == pytest.approx(1.9, abs=0.03)
+    assert granted == pytest.approx([0, 0.3, 0.9, *np.arange(1.9, 10)], abs=0.15)
+    assert keys.wait_s(granted[-1] + 0.4) == pytest.approx(0.6)
     keys.ask()
     assert keys.grant(100.0)
     assert not keys.grant(100.4)  # nobody asked

@@ -1,0 +1,257 @@
+"""Each patch of aiortc and aioice: what it does, and that it fails when its name is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiortc import RTCCertificate
+from aiortc.rtcdtlstransport import SRTP_PROFILES
+from aiortc.rtp import (
+    RTCP_PSFB_APP,
+    RTCP_RTPFB_NACK,
+    RtcpPsfbPacket,
+    RtcpReceiverInfo,
+    RtcpRrPacket,
+    RtcpRtpfbPacket,
+    pack_remb_fci,
+)
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from OpenSSL import SSL
+
+from transport import rtc_patches
+from transport.rtc_patches import NAMES, check_names, with_send_time
+
+SSRC = 0x01020304
+
+
+@pytest.mark.parametrize(("owner", "name"), NAMES)
+def test_a_name_that_is_gone(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """The server does not start, and says what to install."""
+    check_names()
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(RuntimeError, match=rf"no {name}: install aiortc>=1.16,<1.17"):
+        check_names()
+
+
+async def nothing(*args: Any) -> None:
+    """Do nothing."""
+
+
+def ignore(*args: Any) -> None:
+    """Do nothing."""
+
+
+def a_sender(**changes: Any) -> Any:
+    """Return what the patches know of a sender."""
+    parts = {
+        "_ssrc": SSRC,
+        "transport": SimpleNamespace(_send_rtp=nothing),
+        "_handle_rtcp_packet": nothing,
+        "_retransmit": nothing,
+        "_send_keyframe": ignore,
+    }
+    return SimpleNamespace(**{**parts, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "patch"),
+    [
+        ("_send_keyframe", lambda s: rtc_patches.hook_keyframes(s, ignore)),
+        ("_handle_rtcp_packet", lambda s: rtc_patches.hook_feedback(s, Heard())),
+        ("_retransmit", lambda s: rtc_patches.limit_resends(s, lambda number: True)),
+        ("_send_rtp", lambda s: rtc_patches.pace(s, nothing)),
+        ("_ssrc", lambda s: rtc_patches.pace(s, nothing)),
+        ("_protocols", lambda s: rtc_patches.keep_protocol(s, s)),
+        ("_headerExtensions", rtc_patches.send_time_id),
+        ("_connection", lambda s: rtc_patches.gather_with(s, nothing)),
+    ],
+)
+def test_each_patch_checks_its_name(name: str, patch: Callable[[Any], None]) -> None:
+    """A patch that would have no effect is an error."""
+    sender = a_sender()
+    (sender.transport if name == "_send_rtp" else sender).__dict__.pop(name, None)
+    with pytest.raises(RuntimeError, match=f"no {name}"):
+        patch(sender)
+
+
+class Heard:
+    """Notes what a viewer reports."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+    def lost(self, sequence_numbers: list[int]) -> None:
+        """Note."""
+        self.all.append(list(sequence_numbers))
+
+    def reported(self, share_lost: float) -> None:
+        """Note."""
+        self.all.append(share_lost)
+
+    def estimated(self, bps: float) -> None:
+        """Note."""
+        self.all.append(bps)
+
+
+async def test_feedback() -> None:
+    """Reports are told, and aiortc still gets them."""
+    passed: list[Any] = []
+
+    async def original(packet: Any) -> None:
+        passed.append(packet)
+
+    sender, heard = a_sender(_handle_rtcp_packet=original), Heard()
+    rtc_patches.hook_feedback(sender, heard)
+    nack = RtcpRtpfbPacket(fmt=RTCP_RTPFB_NACK, ssrc=1, media_ssrc=SSRC)
+    nack.lost = [7, 9]
+    remb = RtcpPsfbPacket(
+        fmt=RTCP_PSFB_APP, ssrc=1, media_ssrc=0, fci=pack_remb_fci(1_000_000, [SSRC])
+    )
+    strange = RtcpPsfbPacket(fmt=RTCP_PSFB_APP, ssrc=1, media_ssrc=0, fci=b"none")
+    reports = [report(SSRC, 64), report(SSRC + 1, 255)]
+    for packet in (nack, remb, strange, RtcpRrPacket(ssrc=1, reports=reports)):
+        await sender._handle_rtcp_packet(packet)
+    assert heard.all == [[7, 9], pytest.approx(1e6, rel=0.01), 0.25]
+    assert len(passed) == 4
+
+
+def report(ssrc: int, fraction_lost: int) -> RtcpReceiverInfo:
+    """Return a report of one stream."""
+    return RtcpReceiverInfo(
+        ssrc=ssrc, fraction_lost=fraction_lost, packets_lost=1, highest_sequence=1, jitter=0,
+        lsr=0, dlsr=0,
+    )  # fmt: skip
+
+
+async def test_keyframes_and_resends() -> None:
+    """A request calls the hook; only what is allowed is sent again."""
+    asked: list[int] = []
+    sent: list[int] = []
+
+    async def retransmit(number: int) -> None:
+        sent.append(number)
+
+    sender = a_sender(_retransmit=retransmit)
+    rtc_patches.hook_keyframes(sender, lambda: asked.append(1))
+    rtc_patches.limit_resends(sender, lambda number: number % 2 == 0)
+    sender._send_keyframe()
+    for number in range(4):
+        await sender._retransmit(number)
+    assert (asked, sent) == ([1], [0, 2])
+
+
+def rtp(number: int = 5, ssrc: int = SSRC, moment: int = 0) -> bytes:
+    """Return an RTP packet with a mid and a time in its header."""
+    extension = bytes([0x10]) + b"0" + bytes([0x32]) + moment.to_bytes(3, "big") + b"\0\0"
+    return (
+        struct.pack("!BBHII", 0x90, 96, number, 0, ssrc)
+        + struct.pack("!HH", 0xBEDE, len(extension) // 4)
+        + extension
+        + b"payload"
+    )
+
+
+async def test_pace() -> None:
+    """New packets of the stream wait; resent ones and RTCP do not; the time is put in last."""
+    sent: list[bytes] = []
+    turns: list[tuple[int, int]] = []
+    go = asyncio.Event()
+
+    async def original(data: bytes) -> None:
+        sent.append(data)
+
+    async def turn(number: int, num_bytes: int) -> None:
+        turns.append((number, num_bytes))
+        await go.wait()
+
+    sender = a_sender(transport=SimpleNamespace(_send_rtp=original))
+    rtc_patches.pace(sender, turn, 3)
+    waiting = asyncio.create_task(sender.transport._send_rtp(rtp()))
+    await sender.transport._send_rtp(rtp(ssrc=SSRC + 1))
+    await sender.transport._send_rtp(struct.pack("!BBHI", 0x80, 200, 1, SSRC))
+    assert len(sent) == 2
+    go.set()
+    await waiting
+    assert turns == [(5, len(rtp()))]
+    assert len(sent[-1]) == len(rtp())
+    assert sent[-1] != rtp()
+    assert sent[-1].replace(sent[-1][19:22], b"\0\0\0") == rtp()
+
+
+def test_send_time() -> None:
+    """Seconds with 18 bits behind the point; packets without the extension are left alone."""
+    assert with_send_time(rtp(), 3, 1.5) == rtp(moment=3 << 17)
+    assert with_send_time(rtp(), 4, 1.5) == rtp()
+    plain = struct.pack("!BBHII", 0x80, 96, 5, 0, SSRC) + b"payload"
+    assert with_send_time(plain, 3, 1.5) == plain
+
+
+def rsa_context() -> SSL.Context:
+    """Return the DTLS server of a client that has an RSA certificate, as GStreamer 1.22 has."""
+    key = rsa.generate_private_key(65_537, 2048)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "viewer")])
+    begin = datetime.datetime(2020, 1, 1)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(begin)
+        .not_valid_after(begin + datetime.timedelta(days=20_000))
+        .sign(key, hashes.SHA256())
+    )
+    context = SSL.Context(SSL.DTLS_METHOD)
+    context.use_certificate(certificate)
+    context.use_privatekey(key)
+    context.set_cipher_list(b"ECDHE-RSA-AES128-GCM-SHA256")
+    return context
+
+
+def shake_hands() -> None:
+    """Connect aiortc's DTLS with that of such a client; raise SSL.Error when it fails."""
+    ours = SSL.Connection(
+        RTCCertificate.generateCertificate()._create_ssl_context(srtp_profiles=SRTP_PROFILES)
+    )
+    theirs = SSL.Connection(rsa_context())
+    ours.set_connect_state()
+    theirs.set_accept_state()
+    done: set[int] = set()
+    for _ in range(20):
+        for number, (side, other) in enumerate(((ours, theirs), (theirs, ours))):
+            try:
+                side.do_handshake()
+                done.add(number)
+            except SSL.WantReadError:
+                pass
+            try:
+                while True:
+                    other.bio_write(side.bio_read(4096))
+            except SSL.WantReadError:
+                pass
+        if len(done) == 2:
+            return
+    raise TimeoutError("the handshake does not end")
+
+
+def test_rsa_ciphers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the patch there is no shared cipher; it is put in once."""
+    stock = RTCCertificate._create_ssl_context
+    while hasattr(stock, "original"):
+        stock = stock.original
+    monkeypatch.setattr(RTCCertificate, "_create_ssl_context", stock)
+    with pytest.raises(SSL.Error):
+        shake_hands()
+    rtc_patches.widen_ciphers()
+    patched = RTCCertificate._create_ssl_context
+    shake_hands()
+    rtc_patches.widen_ciphers()
+    assert RTCCertificate._create_ssl_context is patched

@@ -1,0 +1,159 @@
+"""How viewers over WebRTC end: politely, killed, standing still; and how often they may come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.transport.conftest import RunningServer, Serve, eventually
+from tests.transport.fake_host import FakeHost
+from tests.transport.rtc_client import prepare, watching, whep_of
+from transport import webrtc
+from transport.rtc_peers import Peers
+
+ROOT = Path(__file__).parents[2]
+IS_LONG = float(os.environ.get("SOAK_SECONDS", "60")) >= 600
+
+
+@pytest.fixture(autouse=True)
+def peers(monkeypatch: pytest.MonkeyPatch) -> list[Peers]:
+    """The WebRTC viewers of the servers."""
+    return prepare(monkeypatch)
+
+
+class Elsewhere:
+    """A viewer in another process and what it prints."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self.reading = asyncio.create_task(self._read())
+
+    async def until_shown(self, more: int, timeout_s: float = 60.0) -> None:
+        """Wait until so many more frames were shown."""
+        number = len(self.lines) + more
+        await eventually(lambda: len(self.lines) >= number, timeout_s)
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.lines.append(line.decode().strip())
+
+
+@contextlib.asynccontextmanager
+async def elsewhere(server: RunningServer, whep: str) -> AsyncIterator[Elsewhere]:
+    """Watch in another process, as a browser does."""
+    url = f"http://127.0.0.1:{server.port}{whep}"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.transport.rtc_client", url,
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    watcher = Elsewhere(process)
+    try:
+        yield watcher
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        await process.wait()
+        await watcher.reading
+
+
+async def test_q07_polite_ends(serve: Serve, peers: list[Peers]) -> None:
+    """A connection that is closed, or a session that ends, is gone at once on both sides."""
+    server = await serve()
+    whep = await whep_of(server)
+    async with watching(server, whep) as viewer:
+        await viewer.until_seen(5)
+        began = time.monotonic()
+        await viewer.close()
+        await eventually(lambda: not peers[0], 5)
+        assert time.monotonic() - began < 2.0
+    async with watching(server, whep) as viewer:
+        await viewer.until_seen(5)
+        async with server.http() as http:
+            assert (await http.delete("/v1/realtime/sessions/s1")).status_code == 200
+        await viewer.until_closed(5)
+        await eventually(lambda: not peers[0], 5)
+    whep = await whep_of(server, num_frames=40)
+    async with watching(server, whep) as viewer:
+        await viewer.until_closed(20)
+        assert len(viewer.seen) >= 20, "it was sent what came after it was connected"
+
+
+async def test_the_server_stops(serve: Serve, peers: list[Peers]) -> None:
+    """Viewers are told."""
+    server = await serve()
+    async with watching(server, await whep_of(server)) as viewer:
+        await viewer.until_seen(5)
+        await peers[0].close()
+        await viewer.until_closed(5)
+        assert not peers[0]
+
+
+async def test_q07_a_client_that_is_killed(
+    serve: Serve, peers: list[Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place is free within 20 s; the stream is suspended, and a new viewer wakes it."""
+    if not IS_LONG:
+        monkeypatch.setattr(webrtc, "SILENCE_TIMEOUT_S", 7.0)
+    server = await serve()
+    whep = await whep_of(server)
+    async with elsewhere(server, whep) as watcher:
+        await watcher.until_shown(10)
+        watcher.process.kill()
+        began = time.monotonic()
+        await eventually(lambda: not peers[0], 40)
+        assert time.monotonic() - began < webrtc.SILENCE_TIMEOUT_S + 5
+        await eventually(lambda: server.host.streams["s1"].state == "suspended", 5)
+    async with watching(server, whep) as viewer:
+        await viewer.until_seen(5)
+
+
+async def test_q07_a_client_that_stands_still(
+    serve: Serve, peers: list[Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 s do not end its connection, and it sees the newest frames again; 45 s do, once."""
+    still_s, gone_s = (10.0, 45.0) if IS_LONG else (3.0, 12.0)
+    if not IS_LONG:
+        monkeypatch.setattr(webrtc, "SILENCE_TIMEOUT_S", 7.0)
+    server = await serve(FakeHost(fps=20, chunk_s=0.15))
+    whep = await whep_of(server)
+    async with elsewhere(server, whep) as watcher:
+        await watcher.until_shown(10)
+        (peer,) = peers[0]
+        watcher.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(still_s)
+        watcher.process.send_signal(signal.SIGCONT)
+        await watcher.until_shown(20, 15)
+        assert list(peers[0]) == [peer]
+        sent = peer._track
+        await asyncio.sleep(2.0)
+        newest = [int(line.split()[1]) for line in watcher.lines[-5:]]
+        assert max(newest) - min(newest) < webrtc.CLOCK_HZ, "it is not replaying what it missed"
+        assert len(sent.queue) < 20
+        watcher.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(gone_s)
+        assert not peers[0]
+        watcher.process.send_signal(signal.SIGCONT)
+    async with watching(server, whep) as viewer:
+        await viewer.until_seen(5)
+
+
+async def test_q49_coming_and_going(serve: Serve, peers: list[Peers]) -> None:
+    """Again and again from one page, with two places."""
+    server = await serve(max_viewers=2)
+    whep = await whep_of(server)
+    for _ in range(20 if IS_LONG else 6):
+        async with watching(server, whep) as viewer:
+            await viewer.until_seen(2)
+            assert await viewer.leave() == 200
+        assert not peers[0]
