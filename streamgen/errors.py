@@ -3,7 +3,7 @@
     StreamgenError                 code                retryable
     ├── InvalidRequest             invalid_request     no
     │   ├── InvalidPrompt
-    │   └── ConfigError            └── CheckpointError (models/loader.py)
+    │   └── ConfigError            └── CheckpointError
     ├── Unsupported                unsupported         no
     ├── NotFound                   not_found           no
     ├── Conflict                   conflict            no
@@ -19,7 +19,10 @@ The codes are those of the wire protocol, so whoever catches one can pass it on 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+_NUM_NAMED: Final = 3
 
 
 class StreamgenError(Exception):
@@ -58,6 +61,10 @@ class InvalidPrompt(InvalidRequest):
 
 class ConfigError(InvalidRequest):
     """An option of the engine is unknown, has an impossible value or contradicts another."""
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint is missing, is no such file, does not fit the model or misbehaves."""
 
 
 class Unsupported(StreamgenError):
@@ -117,6 +124,12 @@ def ending_error(code: str, message: str) -> StreamgenError:
     """Return the error that a session ended with, from its code."""
     kinds: tuple[type[StreamgenError], ...] = (OutOfMemory, EngineStopped)
     return next((k for k in kinds if k.code == code), GenerationFailed)(message)
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Return the first few of the names that a message is about."""
+    more = ", ..." if len(names) > _NUM_NAMED else ""
+    return ", ".join(names[:_NUM_NAMED]) + more
 
 
 def _rebuild(

@@ -153,7 +153,7 @@ def _open(
     assert isinstance(context, VideoCodecContext)
     context.width, context.height, context.pix_fmt = width, height, "yuv420p"
     context.framerate, context.time_base = fps, 1 / fps
-    context.bit_rate = min(bitrate, largest)
+    context.bit_rate = largest  # x264 follows changes only of what began as a constant rate
     context.gop_size = KEY_INTERVAL
     context.thread_count = 1
     context.options = {
@@ -162,6 +162,7 @@ def _open(
         **{"libx264": _x264, "h264_nvenc": _nvenc, "libvpx": _libvpx}[name](),
     }
     context.open()
+    context.bit_rate = min(bitrate, largest)
     return context
 
 

@@ -1,21 +1,34 @@
-"""Strict loading of safetensors checkpoints: a file fits the module exactly, or nothing is loaded.
+"""Strict loading: a checkpoint fits the module exactly, or nothing is loaded.
 
-The whole file is compared with the module by its header, before a single weight is read. Pickles
-are refused: reading one can run code.
+All names, shapes and types are compared before a single weight is read, so a refused file leaves
+the module as it was. There is no lenient mode.
+
+Each tensor keeps the type that the module has for it, whatever the file's: floating types are
+converted one by one, anything else must agree. A module that holds norms in float32 beside
+matrices in bfloat16 goes on doing so. What was converted is logged, with the container and layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+import logging
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from streamgen.errors import ConfigError
+from streamgen.errors import CheckpointError, first_names
+from streamgen.models.checkpoint_files import (
+    Checkpoint,
+    open_checkpoint,
+    open_safetensors,
+    safetensors_entries,
+)
+from streamgen.models.checkpoint_keys import Layout, find_layout, strip_wrappers, wrappers_in
+
+logger: Final = logging.getLogger(__name__)
 
 HARMLESS_BUFFERS: Final = frozenset({"freqs", "inv_freq", "num_batches_tracked", "position_ids"})
 """Last name parts of buffers that the model computes itself: missing or extra, they change nothing.
@@ -23,76 +36,58 @@ HARMLESS_BUFFERS: Final = frozenset({"freqs", "inv_freq", "num_batches_tracked",
 A parameter of such a name is not excused.
 """
 
-_LFS_POINTER: Final = b"version https://git-lfs"
-_PICKLE_MAGICS: Final = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-_PICKLE_SUFFIXES: Final = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
-_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})  # converted to the module's own type
-_WHOLE_NUMBERS: Final = {
-    "BOOL": torch.bool,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-}
-_NUM_NAMED: Final = 3
+FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
+"""Types that are converted to the module's own."""
 
 
-class CheckpointError(ConfigError):
-    """The checkpoint is missing, is no safetensors file, does not fit the model or misbehaves."""
+def load_checkpoint(
+    module: nn.Module,
+    path: str | Path,
+    *,
+    container: str | None = None,
+    layouts: Mapping[str, Layout] | None = None,
+) -> None:
+    """Load a published checkpoint that has exactly the module's tensors.
+
+    `path` and `container` are those of `open_checkpoint`. Names may carry training's wrappers at
+    any depth, and be those of one of `layouts` (such as `dit_layouts`); by default the module's
+    own. Raises CheckpointError, naming counts and first names, before the module is touched.
+    """
+    own = list(module.state_dict())
+    layouts = layouts or {"own": {name: name for name in own}}
+    known = [key for layout in layouts.values() for key in layout.values()]
+    with open_checkpoint(path, container=container) as checkpoint:
+        try:
+            keys = strip_wrappers(checkpoint.entries, known)
+        except CheckpointError as error:
+            raise CheckpointError(f"{checkpoint.source}: {error}") from error
+        layout = find_layout(layouts, keys)
+        named = {name: checkpoint.entries[key] for name, key in keys.items()}
+        unwrapped = Checkpoint(checkpoint.path, container, named)
+        converted = _load(module, unwrapped, layouts[layout])
+    wrappers = ", ".join(wrappers_in(keys)) or "none"
+    logger.info(
+        "%s: loaded %s; container %s, layout %s, wrappers %s; %s",
+        *(checkpoint.path, type(module).__name__, container or "none", layout, wrappers, converted),
+    )
 
 
 def load_safetensors_strict(
     module: nn.Module,
     path: str | Path,
     *,
-    file_keys: Mapping[str, str] | None = None,
+    file_keys: Layout | None = None,
 ) -> None:
-    """Load a safetensors file that has exactly the module's tensors.
+    """Load a safetensors file that has exactly the module's tensors, under their own names.
 
-    `file_keys` maps the module's tensor names to the file's where they differ. Floating types are
-    converted to the module's; anything else must agree. Raises CheckpointError, naming counts and
-    first names, before the module is touched.
+    `file_keys` maps the module's tensor names to the file's where they differ. Raises
+    CheckpointError as `load_checkpoint` does.
     """
-    path = Path(path)
-    targets = {(file_keys or {}).get(name, name): t for name, t in module.state_dict().items()}
-    assert len(targets) == len(module.state_dict()), "file_keys maps two tensors to one name"
-    assert not any(t.is_meta for t in targets.values()), "module is on the meta device"
-    parameters = {(file_keys or {}).get(name, name) for name, _ in module.named_parameters()}
+    own = {name: (file_keys or {}).get(name, name) for name in module.state_dict()}
     with open_safetensors(path) as file:
-        complaints = _compare(file, targets, parameters)
-        if complaints:
-            name = type(module).__name__
-            raise CheckpointError(f"{path} does not fit {name}: {'; '.join(complaints)}")
-        with torch.no_grad():
-            for key in set(file.keys()) & targets.keys():
-                targets[key].copy_(file.get_tensor(key))
-
-
-def open_safetensors(path: str | Path) -> AbstractContextManager[Any]:
-    """Open a safetensors file, or raise CheckpointError saying what the file really is."""
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(_LFS_POINTER))
-        size = path.stat().st_size
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    if not start:
-        raise CheckpointError(f"{path} is empty (0 bytes)")
-    if start == _LFS_POINTER:
-        raise CheckpointError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull`")
-    if path.suffix in _PICKLE_SUFFIXES or start.startswith(_PICKLE_MAGICS):
-        raise CheckpointError(
-            f"{path} is a pickle, and reading a pickle can run code: convert it to safetensors"
-        )
-    try:
-        opened: AbstractContextManager[Any] = safe_open(str(path), framework="pt", device="cpu")
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is truncated or no safetensors file ({size} bytes): {error}"
-        ) from error
-    return opened
+        checkpoint = Checkpoint(Path(path), None, safetensors_entries(file))
+        converted = _load(module, checkpoint, own)
+    logger.info("%s: loaded %s; %s", path, type(module).__name__, converted)
 
 
 def require_varied_output(output: Tensor, source: str | Path) -> None:
@@ -109,21 +104,40 @@ def require_varied_output(output: Tensor, source: str | Path) -> None:
         )
 
 
-def _compare(file: Any, targets: Mapping[str, Tensor], parameters: set[str]) -> list[str]:
-    held = set(file.keys())
+def _load(module: nn.Module, checkpoint: Checkpoint, layout: Layout) -> str:
+    """Copy all tensors and return the types they had and have; CheckpointError before the first."""
+    targets = {layout[name]: tensor for name, tensor in module.state_dict().items()}
+    assert len(targets) == len(module.state_dict()), "layout maps two tensors to one name"
+    assert not any(t.is_meta for t in targets.values()), "module is on the meta device"
+    parameters = {layout[name] for name, _ in module.named_parameters()}
+    if complaints := _compare(checkpoint, targets, parameters):
+        name = type(module).__name__
+        raise CheckpointError(f"{checkpoint.source} does not fit {name}: {'; '.join(complaints)}")
+    types: Counter[str] = Counter()
+    with torch.no_grad():
+        for key, target in targets.items():
+            if (entry := checkpoint.entries.get(key)) is not None:
+                target.copy_(entry.read())
+                types[f"{entry.dtype} as {_type_name(target)}"] += 1
+    return ", ".join(f"{count} tensors in {what}" for what, count in sorted(types.items()))
+
+
+def _compare(
+    checkpoint: Checkpoint, targets: Mapping[str, Tensor], parameters: set[str]
+) -> list[str]:
+    held = checkpoint.entries
     missing = [k for k in targets if k not in held and (k in parameters or not _is_harmless(k))]
     extra = [k for k in sorted(held) if k not in targets and not _is_harmless(k)]
     misshaped, mistyped = [], []
     for key in (k for k in targets if k in held):
-        entry, target = file.get_slice(key), targets[key]
-        shape, dtype = tuple(entry.get_shape()), entry.get_dtype()
-        if shape != tuple(target.shape):
-            misshaped.append(f"{key} {list(shape)} instead of {list(target.shape)}")
-        floating = dtype in _FLOATS and target.is_floating_point()
-        if not floating and _WHOLE_NUMBERS.get(dtype) != target.dtype:
-            mistyped.append(f"{key} {dtype} instead of {str(target.dtype).removeprefix('torch.')}")
+        entry, target = held[key], targets[key]
+        if entry.shape != tuple(target.shape):
+            misshaped.append(f"{key} {list(entry.shape)} instead of {list(target.shape)}")
+        floating = entry.dtype in FLOATS and target.is_floating_point()
+        if not floating and entry.dtype != _type_name(target):
+            mistyped.append(f"{key} {entry.dtype} instead of {_type_name(target)}")
     complaints = [
-        f"{len(names)} {what}, first {_first(names)}"
+        f"{len(names)} {what}, first {first_names(names)}"
         for what, names in (
             ("missing", missing),
             ("extra", extra),
@@ -138,14 +152,12 @@ def _compare(file: Any, targets: Mapping[str, Tensor], parameters: set[str]) -> 
     return complaints
 
 
+def _type_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def _is_harmless(key: str) -> bool:
     return key.rpartition(".")[2] in HARMLESS_BUFFERS
-
-
-def _first(names: Iterable[str]) -> str:
-    named = list(names)
-    more = ", ..." if len(named) > _NUM_NAMED else ""
-    return ", ".join(named[:_NUM_NAMED]) + more
 
 
 def _common_prefix(missing: list[str], extra: list[str]) -> str:

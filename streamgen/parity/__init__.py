@@ -15,8 +15,16 @@ from typing import Final
 import torch
 
 from kvcache import KVCacheError
-from streamgen.models.loader import CheckpointError
-from streamgen.parity import causvid, longlive2, schedule, taehv, transformer, wan_vae
+from streamgen.errors import CheckpointError
+from streamgen.parity import (
+    causvid,
+    diffusers_map,
+    longlive2,
+    schedule,
+    taehv,
+    transformer,
+    wan_vae,
+)
 from streamgen.parity.check import Check
 from streamgen.parity.fixture import Fixture, FixtureError
 
@@ -25,6 +33,7 @@ __all__ = ["Check", "Fixture", "FixtureError", "run"]
 # How to check a kind of fixture, and a pattern of the names of its inputs.
 _KINDS: Final[dict[str, tuple[Callable[[Fixture], Iterator[Check]], str]]] = {
     "causvid_tiny": (causvid.check, causvid.INPUTS),
+    "diffusers_map": (diffusers_map.check, diffusers_map.INPUTS),
     "longlive2_window": (longlive2.check, longlive2.INPUTS),
     "longlive_local": (transformer.check, transformer.INPUTS),
     "longlive_switch": (transformer.check, transformer.INPUTS),

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from torch import Tensor
 
-from streamgen.models.loader import open_safetensors
+from streamgen.models.checkpoint_files import open_safetensors
 
 
 class FixtureError(Exception):

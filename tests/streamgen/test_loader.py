@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
 from streamgen.errors import ConfigError
@@ -63,6 +63,20 @@ def test_fitting_file_is_loaded_bit_for_bit(tmp_path: Path) -> None:
     load_safetensors_strict(module, saved(tmp_path, tensors))
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, tensors[name]), name
+
+
+@pytest.mark.parametrize("start", [b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"])
+def test_a_file_that_begins_as_pickles_do_is_loaded(tmp_path: Path, start: bytes) -> None:
+    """A header of 640 bytes, for one, has a length that looks like the start of a pickle."""
+    tensors = {name: t.clone() for name, t in nn.Linear(2, 3).state_dict().items()}
+    header = len(save(tensors, {"note": ""})) - sum(t.nbytes for t in tensors.values()) - 8
+    note = "x" * (int.from_bytes(start, "little") - header)
+    path = tmp_path / "toy.safetensors"
+    path.write_bytes(save(tensors, {"note": note}))
+    assert path.read_bytes().startswith(start + b"\0")
+    module = nn.Linear(2, 3)
+    load_safetensors_strict(module, path)
+    assert torch.equal(module.weight, tensors["weight"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
@@ -186,9 +200,9 @@ def test_q42_missing_file_and_directory_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("blocks.0.weight", torch.zeros(5, 4, dtype=torch.int8), "I8 instead of float32"),
-        ("norm.num_batches_tracked", torch.tensor(1.0), "F32 instead of int64"),
-        ("norm.num_batches_tracked", torch.tensor(1, dtype=torch.int32), "I32 instead of int64"),
+        ("blocks.0.weight", torch.zeros(5, 4, dtype=torch.int8), "int8 instead of float32"),
+        ("norm.num_batches_tracked", torch.tensor(1.0), "float32 instead of int64"),
+        ("norm.num_batches_tracked", torch.tensor(1, dtype=torch.int32), "int32 instead of int64"),
     ],
 )
 def test_q42_other_types_are_refused(tmp_path: Path, name: str, value: Tensor, said: str) -> None:

@@ -30,6 +30,7 @@ def small_stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 KINDS = (
     "causvid_tiny",
+    "diffusers_map",
     "longlive2_window",
     "schedule",
     "sf_tiny",
@@ -58,6 +59,9 @@ def test_published_reference_is_matched(kind: str, capsys: pytest.CaptureFixture
         "noise",
         "start_latents",
         "prompt_embeds",
+        "hidden_states",
+        "encoder_hidden_states",
+        "timestep",
         "latents",
         "video",
         "full.latents",

@@ -81,6 +81,17 @@ def test_far_below_a_new_encoder_makes_a_smaller_keyframe() -> None:
     assert not one.encode(noise(3)).is_key
 
 
+def test_a_rate_that_rises_is_used() -> None:
+    """Step by step, as a connection is found to carry more."""
+    one, sizes = encoder("h264", 200_000), []
+    for step, bitrate in enumerate((200_000, 300_000, 420_000, 600_000)):
+        one.set_bitrate(bitrate)
+        packets = [one.encode(noise(60 * step + i)) for i in range(60)]
+        sizes.append(sum(len(packet.data) for packet in packets[30:]) * 8 * 16 / 30)
+    for bitrate, measured in zip((200_000, 300_000, 420_000, 600_000), sizes, strict=True):
+        assert 0.8 * bitrate < measured < 1.2 * bitrate, sizes
+
+
 def test_vp8_is_made_anew_only_for_large_changes() -> None:
     one = encoder("vp8")
     one.encode(noise(0))
