@@ -55,7 +55,8 @@ def run(engine: EngineConfig, server: ServeConfig, *, preset: Preset | None = No
     """
     logging.basicConfig(level=server.log_level.upper(), format=LOG_FORMAT)
     if server.log_level != "debug":
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # else a line for every request
+        for name in ("uvicorn", "aioice", "aiortc"):  # a line for each request and address
+            logging.getLogger(name).setLevel(logging.WARNING)
     check_options(server)
     with listen(server.host, server.port) as sock:
         from streamgen.engine_client import EngineClient  # torch takes seconds to import
