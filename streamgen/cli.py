@@ -9,30 +9,33 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from streamgen.command_options import BenchConfig, GenerateConfig, ReplayConfig
+from streamgen.command_options import (
+    LIVE_ONLY,
+    NOT_PLANNED,
+    REPEATABLE,
+    SERVER_ONLY,
+    BenchConfig,
+    GenerateConfig,
+    PlanConfig,
+    ReplayConfig,
+)
+from streamgen.command_parser import WRONG_USAGE, Parser, explain_unknown
 from streamgen.config import ENV_PREFIX, NOT_OPTIONS, EngineConfig, Settings, read_settings
 from streamgen.errors import InvalidRequest, StreamgenError, Unsupported
 from streamgen.serve_options import ServeConfig
 
-DONE, CHECK_FAILED, WRONG_USAGE, MACHINE_CANNOT = 0, 1, 2, 3
+DONE, CHECK_FAILED, MACHINE_CANNOT = 0, 1, 3
 INTERRUPTED: Final = 130  # as shells say it
 
-SECTIONS: Final = (EngineConfig, ServeConfig, GenerateConfig, ReplayConfig, BenchConfig)
+SECTIONS: Final = (EngineConfig, ServeConfig, GenerateConfig, ReplayConfig, BenchConfig, PlanConfig)
 CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
-# Of the engine's options, those that mean nothing to a command that makes its own sessions.
-SERVER_ONLY: Final = frozenset(
-    {"max_sessions", "max_session_seconds", "max_queue", "history_seconds", "stall_timeout"}
-)
-LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}
-REPEATABLE: Final = frozenset({"prompt_at", "ice_server"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +50,6 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that takes no abbreviations and answers a mistake in one line."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and end."""
-        self.exit(WRONG_USAGE, f"{self.prog}: {message}\nSee {self.prog} --help.\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
     parser = build_parser()
@@ -66,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return WRONG_USAGE
     if unknown:
-        arguments.parser.error(_explain(unknown, arguments.flags))
+        arguments.parser.error(explain_unknown(unknown, arguments.flags))
     command: Command = arguments.command
     try:
         return command.run(arguments)
@@ -148,14 +140,6 @@ def _legal_values(option: dataclasses.Field[Any]) -> str:
     raise AssertionError(f"{option.name} accepts anything")
 
 
-def _explain(unknown: Sequence[str], flags: Sequence[str]) -> str:
-    word = unknown[0].partition("=")[0]
-    if not word.startswith("-"):
-        return f"there is no place for the argument {word!r}"
-    near = difflib.get_close_matches(word, flags, n=1)
-    return f"no option is called {word!r}" + (f"; did you mean {near[0]}?" if near else "")
-
-
 def _status(error: StreamgenError) -> int:
     loader: Any = sys.modules.get("streamgen.models.loader")  # it imports torch: only if it is used
     if loader is not None and isinstance(error, loader.CheckpointError):
@@ -200,9 +184,22 @@ def _bench(arguments: argparse.Namespace) -> int:
         from streamgen import bench_live
 
         return bench_live.run(engine, options)
+    if arguments.kind == "transport":
+        from streamgen import bench_transport
+
+        if "seconds" not in settings.values:
+            options = dataclasses.replace(options, seconds=bench_transport.SECONDS)
+        return bench_transport.run(engine, options)
     from streamgen import bench
 
     return bench.run(arguments.kind, engine, options)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
+    from streamgen.plan import run
+
+    return run(settings.build(EngineConfig), settings.build(PlanConfig))
 
 
 def _parity(arguments: argparse.Namespace) -> int:
@@ -255,9 +252,9 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
         "kind",
         nargs="?",
         default="sessions",
-        choices=("latency", "sessions", "live"),
-        help="one session and its first frame; more and more of them (default); or as many as are "
-        "admitted, played in real time",
+        choices=("latency", "sessions", "live", "transport"),
+        help="one session and its first frame; more and more of them (default); as many as are "
+        "admitted, played in real time; or what viewers cost the server and how old frames arrive",
     )
 
 
@@ -281,6 +278,10 @@ COMMANDS: Final = (
     Command(
         "bench", "measure this machine", _bench,
         (BenchConfig, EngineConfig), SERVER_ONLY, _bench_arguments,
+    ),
+    Command(
+        "plan", "tell what a video costs on a device, and what to change next", _plan,
+        (PlanConfig, EngineConfig), NOT_PLANNED,
     ),
     Command(
         "parity", "compare with outputs of the reference implementations", _parity,

@@ -9,8 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from streamgen.config import option, seconds, whole
+from streamgen.config import choice, name, option, seconds, switch, whole
+
+# Of the engine's options, those that mean nothing to a command that makes its own sessions.
+SERVER_ONLY: Final = frozenset(
+    {"max_sessions", "max_session_seconds", "max_queue", "history_seconds", "stall_timeout"}
+)
+LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}
+# A plan opens no session: these are about how an engine runs, or for tests.
+NOT_PLANNED: Final = SERVER_ONLY - {"max_session_seconds"} | {
+    "attention_backend", "deterministic", "load_format", "poison_freed_pages", "faults",
+}  # fmt: skip
+REPEATABLE: Final = frozenset({"prompt_at", "ice_server"})
 
 
 def length_s(value: object) -> float:
@@ -76,6 +88,14 @@ def session_counts(value: object) -> tuple[int, ...]:
     return counts
 
 
+def positive(value: object) -> float:
+    """Parse a number above 0."""
+    try:
+        return length_s(value)
+    except ValueError as error:
+        raise ValueError("expected a positive number") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateConfig:
     """What one video is made from, beside the prompt."""
@@ -104,10 +124,58 @@ class BenchConfig:
     """What is measured, and where the figures go."""
 
     sessions: tuple[int, ...] | None = option(
-        None, session_counts, "sessions to run together; latency: 1, sessions: 1,2,4,8"
+        None,
+        session_counts,
+        "sessions to run together; latency: 1, sessions: 1,2,4,8, transport: 12 for the engine",
     )
-    seconds: float = option(10.0, length_s, "length of each session's video")
+    seconds: float = option(
+        10.0, length_s, "length of each session's video, or of each phase of transport, there 6"
+    )
     json: Path | None = option(  # noqa: RUF009 - it returns a field
         None, path, "file that gets machine, configuration and rows"
     )
     csv: Path | None = option(None, path, "file that gets the rows")  # noqa: RUF009
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanConfig:
+    """What is accounted for, on what, and the exchanges that are made.
+
+    `seconds`, `sessions` and `json` are the keys that a benchmark has, too.
+    """
+
+    gpu: str | None = option(
+        None, name, "4090, h100, h200, b200, cpu (calibrated) or a JSON file; default: cpu, for a "
+        "reference h100",
+    )  # fmt: skip
+    reference: str | None = option(
+        None, choice("flux-1-dev", "flux-schnell", "wan-14b-720p"), "a published model instead"
+    )
+    frames: int | None = option(None, whole(1), "pixel frames of a reference's clip")
+    execution: str = option(
+        "typical", choice("eager", "typical", "compiled"), "how well kernels are run: eta"
+    )
+    eta: float | None = option(None, positive, "achieved / peak, instead of execution's")
+    quantize: str = option("none", choice("none", "fp8", "int4"), "format of the DiT's weights")
+    vae: str = option("own", choice("own", "tiny"), "the model's own decoder, or the tiny one")
+    step_cache: str | None = option(
+        None, choice("0.25", "0.4", "0.6"), "threshold below which a step is taken from a cache"
+    )
+    sparsity: float = option(1.0, positive, "what sparse attention gains in attention")
+    cards: int = option(1, whole(1, most=64), "cards that one request or session is split over")
+    parallel: str = option(
+        "ulysses", choice("ulysses", "tensor", "cfg", "pipefusion"), "how it is split"
+    )
+    sessions: tuple[int, ...] | None = option(
+        None, session_counts, "sessions to weigh, as in 1,2,4"
+    )
+    qps: float | None = option(None, positive, "requests a second to find cards and cost for")
+    seconds: float = option(5.0, length_s, "length of a request's video, with qps")
+    price: float | None = option(None, positive, "dollars an hour of a card, instead of the list's")
+    json: Path | None = option(  # noqa: RUF009 - it returns a field
+        None, path, "file that gets the account, - for the standard output"
+    )
+    calibrate: bool = option(False, switch, "measure this machine with the bundled model first")
+    calibration: Path | None = option(  # noqa: RUF009 - it returns a field
+        None, path, "file of the measurements; default: streamgen/calibration.json in the cache"
+    )

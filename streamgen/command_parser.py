@@ -1,0 +1,30 @@
+"""How a command line is read, and how a mistake in it is answered."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+WRONG_USAGE: Final = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that takes no abbreviations and answers a mistake in one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and end."""
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}\nSee {self.prog} --help.\n")
+
+
+def explain_unknown(unknown: Sequence[str], flags: Sequence[str]) -> str:
+    """Return what is wrong with arguments that no option took, and what was meant perhaps."""
+    word = unknown[0].partition("=")[0]
+    if not word.startswith("-"):
+        return f"there is no place for the argument {word!r}"
+    near = difflib.get_close_matches(word, flags, n=1)
+    return f"no option is called {word!r}" + (f"; did you mean {near[0]}?" if near else "")
