@@ -49,8 +49,8 @@ class Sessions:
 
     @property
     def num_viewers(self) -> int:
-        """Viewers of all sessions."""
-        return sum(len(broadcast.viewers) for broadcast in self)
+        """Viewers of all sessions; a page that is sent pictures over another connection is one."""
+        return sum(viewer.format != "none" for one in self for viewer in one.viewers)
 
     async def open(self, start: SessionStart) -> Broadcast:
         """Create a session; raise StreamError when the host refuses it."""
@@ -93,9 +93,10 @@ class Sessions:
         """Return the path of a session, below which its other routes are."""
         return f"{self._options.root_path}{PATH}/{broadcast.id}"
 
-    def urls(self, broadcast: Broadcast) -> dict[str, str]:
-        """Return where a session is watched and controlled."""
-        location, token = self.location(broadcast), f"?token={broadcast.viewer_token}"
+    def urls(self, broadcast: Broadcast, *, with_token: bool = True) -> dict[str, str]:
+        """Return where a session is watched and controlled, ready for use with its token."""
+        location = self.location(broadcast)
+        token = f"?token={broadcast.viewer_token}" if with_token else ""
         urls = {"view": f"{location}/view", "events": f"{location}/events"}
         media = MEDIA if self._recordings is None else {**MEDIA, "recording": "recording.mp4"}
         return urls | {name: f"{location}/{path}{token}" for name, path in media.items()}
@@ -135,9 +136,12 @@ class Sessions:
         return broadcast
 
     def check_room(self) -> None:
-        """Raise StreamError when the server has as many viewers as it takes."""
-        if self.num_viewers >= self._options.max_viewers:
-            most = self._options.max_viewers
+        """Raise StreamError when the server has as many viewers as it takes.
+
+        Connections without pictures are bounded too: there may be one beside each with pictures.
+        """
+        most = self._options.max_viewers
+        if self.num_viewers >= most or sum(len(one.viewers) for one in self) >= 2 * most:
             raise StreamError(
                 "capacity", f"all {most} places for viewers are taken", retryable=True,
                 retry_after_s=10,

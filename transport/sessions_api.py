@@ -46,12 +46,15 @@ def sessions_router(sessions: Sessions) -> APIRouter:
     @router.get("")
     async def list_sessions() -> dict[str, Any]:
         """List the sessions that live."""
-        return {"object": "list", "data": [_describe(broadcast) for broadcast in sessions]}
+        return {
+            "object": "list",
+            "data": [_describe(sessions, broadcast) for broadcast in sessions],
+        }
 
     @router.get("/{session_id}")
     async def read_session(session_id: str) -> dict[str, Any]:
         """Read a session's state, prompts and figures."""
-        return _describe(sessions.get(session_id))
+        return _describe(sessions, sessions.get(session_id))
 
     @router.delete("/{session_id}")
     async def end_session(session_id: str) -> dict[str, Any]:
@@ -100,11 +103,12 @@ def created(sessions: Sessions, broadcast: Broadcast) -> JSONResponse:
     return JSONResponse(body, 201, {"Location": location})
 
 
-def _describe(broadcast: Broadcast) -> dict[str, Any]:
+def _describe(sessions: Sessions, broadcast: Broadcast) -> dict[str, Any]:
     return {
         "id": broadcast.id,
         "object": "realtime.session",
         "state": broadcast.stream.state,
+        "urls": sessions.urls(broadcast, with_token=False),
         "chunk": broadcast.player.tally.num_chunks,
         "prompts": [dataclasses.asdict(entry) for entry in broadcast.timeline.prompts],
         "config": dataclasses.asdict(broadcast.stream.config),

@@ -34,6 +34,9 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--window-size=1440,900",
+    # Both together, or WebRTC finds no way to a server on loopback.
+    "--allow-loopback-in-peer-connection",
+    "--disable-features=WebRtcHideLocalIpsWithMdns",
 )
 
 
@@ -249,3 +252,30 @@ def browser(chromium: Any) -> Iterator[Any]:
     yield chromium
     chromium.get("about:blank")
     chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.fixture
+def scripted(browser: Any) -> Iterator[Any]:
+    """A function that has a script run before each page's own; returns the browser."""
+    added = []
+
+    def script(source: str) -> Any:
+        command = "Page.addScriptToEvaluateOnNewDocument"
+        added.append(browser.execute_cdp_cmd(command, {"source": f"{{ {source} }}"}))
+        return browser
+
+    yield script
+    for identifier in added:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", identifier)
+
+
+@contextlib.contextmanager
+def new_tab(browser: Any) -> Iterator[None]:
+    """Be in a new tab, which hides the present one, for a while."""
+    window = browser.current_window_handle
+    browser.switch_to.new_window("tab")
+    try:
+        yield
+    finally:
+        browser.close()
+        browser.switch_to.window(window)

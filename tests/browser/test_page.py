@@ -3,95 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.browser.conftest import new_tab
+from tests.browser.pages import BLUE, BOX, PICTURE, RED, RED_SHARE, Page, complaints
+
 pytestmark = pytest.mark.browser
-
-TIMEOUT_S = 30.0
-BLUE = "a blue ball rests in the snow on a clear day"
-RED = "a red ball rests in the snow on a clear day"
-
-# The share of strongly red pixels: none in a blue scene, some in one with a red thing in it.
-RED_SHARE = """
-    const probe = new OffscreenCanvas(64, 64).getContext("2d");
-    probe.drawImage(document.getElementById("video-1"), 0, 0, 64, 64);
-    const { data } = probe.getImageData(0, 0, 64, 64);
-    let red = 0;
-    for (let i = 0; i < data.length; i += 4) {
-      if (data[i] > 110 && data[i] > 1.8 * Math.max(data[i + 1], data[i + 2])) red += 1;
-    }
-    return red / (data.length / 4);
-"""
-BOX = "document.getElementById('prompt-1')"
-PICTURE = "return document.getElementById('video-1').toDataURL()"
-
-
-class Page:
-    """The page as a person uses it; reads what it shows."""
-
-    def __init__(self, browser: Any, url: str, prompt: str = BLUE) -> None:
-        self.browser = browser
-        browser.get(f"{url}?prompt={prompt.replace(' ', '+')}&seed=7")
-
-    @property
-    def state(self) -> str:
-        return self._find("body").get_attribute("data-state")
-
-    @property
-    def frame_index(self) -> int:
-        value = self._find("#video-1").get_attribute("data-frame-index")
-        return int(value) if value else -1
-
-    @property
-    def fps(self) -> float:
-        return float(self.text("[data-stat=fps]").replace("–", "0"))
-
-    @property
-    def prompt_state(self) -> str:
-        return self._find("#receipt-1").get_attribute("data-prompt-state")
-
-    @property
-    def receipt(self) -> str:
-        return self._find("#receipt-1 .words").text
-
-    def write(self, text: str) -> None:
-        from selenium.webdriver.common.keys import Keys
-
-        self._find("#prompt-1").send_keys(text, Keys.ENTER)
-
-    def press(self, element_id: str) -> None:
-        self._find(f"#{element_id}").click()
-
-    def text(self, selector: str) -> str:
-        return self._find(selector).text
-
-    def run(self, script: str) -> Any:
-        return self.browser.execute_script(script)
-
-    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}; the state is {self.state}"
-            time.sleep(0.03)
-
-    def wait_live(self, timeout_s: float = TIMEOUT_S) -> None:
-        self.wait(lambda: self.state == "live", "the page did not become live", timeout_s)
-
-    def wait_frames(self, count: int) -> None:
-        """Wait until the picture is `count` frames further."""
-        first = self.frame_index
-        self.wait(lambda: self.frame_index >= first + count, f"{count} frames did not come")
-
-    def _find(self, selector: str) -> Any:
-        return self.browser.find_element("css selector", selector)
-
-
-def complaints(browser: Any) -> list[str]:
-    """Errors of the page's own scripts and failed loads, as the console has them."""
-    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
 def test_opens_and_plays(server: Any, browser: Any) -> None:
@@ -256,13 +175,10 @@ def test_hidden_page(server: Any, browser: Any) -> None:
     page = Page(browser, server.url)
     page.wait_live()
     page.wait_frames(4)
-    window = browser.current_window_handle
     index = page.frame_index
     page.run("document.addEventListener('visibilitychange', () => { window.hid = true; })")
-    browser.switch_to.new_window("tab")
-    time.sleep(2.0)
-    browser.close()
-    browser.switch_to.window(window)
+    with new_tab(browser):
+        time.sleep(2.0)
     assert page.run("return window.hid"), "the page was never hidden"
     page.wait(lambda: page.frame_index >= index + 28, "the stream stood still", 1.0)
     page.wait_frames(4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.test_page import BLUE, RED, Page, complaints
+from tests.browser.pages import BLUE, RED, SHOWN, Page, complaints
 
 pytestmark = pytest.mark.browser
 
@@ -69,7 +69,7 @@ class TwoPanes(Page):
         """Return which of red, green and blue is strongest in a picture."""
         return self.run(f"""
             const probe = new OffscreenCanvas(8, 8).getContext("2d");
-            probe.drawImage(document.getElementById("video-{number}"), 0, 0, 8, 8);
+            probe.drawImage({SHOWN.format(number)}, 0, 0, 8, 8);
             const data = probe.getImageData(0, 0, 8, 8).data;
             const sums = [0, 1, 2].map((c) => data.filter((_, i) => i % 4 === c)
                 .reduce((a, b) => a + b, 0));

@@ -20,8 +20,8 @@ export class Ambient {
   }
 
   /**
-   * Follow `picture` (an ImageBitmap), which is at `place` of so many side by side; with reduced
-   * motion only the first ones light the room.
+   * Follow `picture` (anything that can be drawn), which is at `place` of so many side by side; with
+   * reduced motion only the first ones light the room.
    */
   follow(picture, now, place, places) {
     if (this.#small.width !== CELLS * places) this.#arrange(places);

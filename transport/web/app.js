@@ -6,6 +6,8 @@ import { Ambient } from "./ambient.js";
 import { Pane } from "./pane.js";
 import { FullScreen } from "./screen.js";
 import { describeModel } from "./server.js";
+import { copy } from "./share.js";
+import { mediaUrl, watchUrl } from "./urls.js";
 
 const MAX_PANES = 2;
 const NOTICE_MS = 6000;
@@ -13,6 +15,10 @@ const NAMES = ["A", "B"];
 
 const byId = (id) => document.getElementById(id);
 const asked = new URLSearchParams(location.search);
+// A session that somebody else has, and that is only watched here.
+const watched = asked.get("watch")
+  ? { id: asked.get("watch"), token: asked.get("token") ?? "" }
+  : null;
 
 const ambient = new Ambient(byId("ambient"));
 const fullScreen = new FullScreen();
@@ -35,6 +41,9 @@ function tell() {
   const { state, label, prompt, text } = active.stage;
   document.body.dataset.state = document.querySelector("header").dataset.state = state;
   byId("status").textContent = label;
+  byId("share").disabled = active.session === null;
+  byId("download").hidden = !active.hasRecording;
+  if (active.hasRecording) byId("download").href = mediaUrl(active.session, "recording.mp4");
   document.title = `${state === "live" && prompt ? prompt : label} · streamgen`;
   if (announced === label) return;
   announced = label;
@@ -54,7 +63,7 @@ function arrange() {
 
 function addPane() {
   numMade += 1;
-  const pane = new Pane(numMade);
+  const pane = new Pane(numMade, { watched, via: asked.get("via") });
   pane.promptBox.suggest(suggestions);
   pane.addEventListener("frame", ({ detail: { picture, drawnAt } }) => {
     ambient.follow(picture, drawnAt, panes.indexOf(pane), panes.length);
@@ -102,6 +111,12 @@ fullScreen.addEventListener("change", ({ detail: full }) => {
   }
 });
 
+byId("share").addEventListener("click", async () => {
+  const link = watchUrl(active.session).href;
+  const copied = await copy(link);
+  notice(copied ? "Link copied. Whoever opens it watches along." : `The link to watch: ${link}`);
+});
+
 const KEYS = {
   " ": () => active.togglePause(),
   "/": () => active.promptBox.focus(),
@@ -135,11 +150,16 @@ function visible() {
 
 async function open() {
   // The picture's place is there from the start; what the server suggests comes into it.
+  document.body.toggleAttribute("data-watching", watched !== null);
   const pane = addPane();
   activate(pane);
   const [model] = await Promise.all([describeModel(), visible()]);
   byId("model").textContent = model.id ?? "";
   suggestions = model.suggestions;
+  if (watched) {
+    pane.watch();
+    return;
+  }
   pane.promptBox.suggest(suggestions);
   const seed = Number(asked.get("seed") ?? NaN);
   const text = asked.get("prompt")?.trim() || suggestions[0];

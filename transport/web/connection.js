@@ -1,15 +1,15 @@
 /**
- * One session over `WS /v1/realtime/video`: opened, and resumed after a drop.
+ * The control socket of one session: opened, and resumed after a drop. No pictures come over it.
  *
  * Fires `state` {state, ...detail} when the state or what is to be said about it changes, `session`
- * {fresh, config} when a session begins or goes on, and `message` with each JSON message of the
- * server. Binary messages go to the media source. States: connecting, warming, queued, live,
- * paused, reconnecting, ended, error.
+ * {fresh, id, token, config} when a session begins or goes on, `gone` when the socket is, and
+ * `message` with each message of the server. States: connecting, warming, queued, live, paused,
+ * blocked, reconnecting, ended, error.
  */
 
 import { Link } from "./link.js";
 import { probe } from "./server.js";
-import { socketUrl } from "./urls.js";
+import { sessionPath, socketUrl } from "./urls.js";
 
 const PATH = "v1/realtime/video";
 const BACKOFF_MS = [0, 300, 700, 1500];
@@ -19,21 +19,26 @@ const MAX_REFUSALS = 5; // sockets that closed before a session began, though th
 const FULL_RETRY_S = 10;
 const REFUSED = [1003, 1007, 1008, 1009];
 const FULL = 1013;
+const OUTLIVED_MS = 3000; // an error that did not end the stream by then did not end it at all
 const DONE = 1000;
 const NOT_BEGUN = 4900; // ours, never on the wire
 const TIME_IS_UP = {
   4000: "Nobody used the stream for a while, so it was stopped.",
   4001: "The stream reached its time limit.",
 };
+const OVER = "This video is over.";
+const BAD_LINK = "This link does not let anybody watch; ask for a new one";
 
 /** Say what follows the end of a link: `retry`, `fresh` (a new session), `ended` or `error`. */
-function judge({ code, started, resuming, failure, done, refusals }) {
+function judge({ code, started, resuming, watching, failure, done, refusals }) {
   const full = failure ? failure.code === "capacity" : code === FULL;
   const transient = full || (failure?.retryable ?? !REFUSED.includes(code));
   const afterMs = (failure?.retry_after_s ?? FULL_RETRY_S) * 1000;
   if (TIME_IS_UP[code]) return { next: "ended", reason: TIME_IS_UP[code] };
   if (full) return { next: "error", reason: failure?.message ?? "The server is full", afterMs };
   if (resuming && !started && !transient) return { next: "fresh" };
+  if (watching && failure?.code === "not_found") return { next: "ended", reason: OVER };
+  if (watching && !started && !transient && failure) return { next: "error", reason: BAD_LINK };
   if (!transient) {
     return { next: "error", reason: failure?.message ?? "The server refused the connection" };
   }
@@ -47,7 +52,7 @@ function judge({ code, started, resuming, failure, done, refusals }) {
 
 export class Connection extends EventTarget {
   #opening;
-  #media;
+  #watched; // {id, token} of a session that is only watched, or null
   #link = null;
   #attempt = null; // what happened on the present link
   #run = null; // AbortController of the present loop
@@ -57,13 +62,13 @@ export class Connection extends EventTarget {
   #wasLive = false;
 
   /**
-   * `opening()` gives prompt and settings of a new session; `media` takes its pictures. `signal`
-   * ends the listening to the page's own events.
+   * `opening()` gives prompt and settings of a new session; `watched` {id, token} names one that is
+   * only watched, else it is null. `signal` ends the listening to the page's own events.
    */
-  constructor(opening, media, signal) {
+  constructor(opening, watched, signal) {
     super();
     this.#opening = opening;
-    this.#media = media;
+    this.#watched = watched;
     addEventListener("online", () => this.hurry(), { signal });
     const seen = () => document.hidden || this.hurry();
     document.addEventListener("visibilitychange", seen, { signal });
@@ -87,7 +92,7 @@ export class Connection extends EventTarget {
 
   /** End the session at the server and stop. */
   stop() {
-    this.send({ type: "session.stop" });
+    if (!this.#watched) this.send({ type: "session.stop" });
     this.#run?.abort();
     this.#link?.close();
     this.#resumeToken = null;
@@ -101,6 +106,22 @@ export class Connection extends EventTarget {
   /** Send one message; false when there is no session to send it to. */
   send(message) {
     return Boolean(this.#attempt?.started) && this.#link.send(message);
+  }
+
+  /** A picture was seen. */
+  flowing() {
+    const attempt = this.#attempt;
+    if (!attempt?.started || attempt.flowing) return;
+    attempt.flowing = true;
+    this.#wasLive = true;
+    this.#showFlow();
+  }
+
+  /** No pictures come at present: show `state`, one of those above, until some do. */
+  interrupted(state, detail = {}) {
+    if (!this.#attempt?.started) return;
+    this.#attempt.flowing = false;
+    if (!this.#attempt.paused || state !== "reconnecting") this.#show(state, detail);
   }
 
   async #loop(signal) {
@@ -137,25 +158,34 @@ export class Connection extends EventTarget {
   async #once(tries) {
     const attempt = { started: false, flowing: false, paused: false, failure: null, done: false };
     attempt.resuming = this.#resumeToken !== null;
+    attempt.watching = this.#watched !== null;
     this.#attempt = attempt;
-    this.#link = new Link(socketUrl(PATH), {
+    const path = this.#watched ? sessionPath(this.#watched.id, "view") : PATH;
+    this.#link = new Link(socketUrl(path), {
       opened: () => this.#link.send(this.#firstMessage()),
       message: (message) => this.#take(message),
-      picture: (buffer) => this.#takePicture(buffer),
+      picture: () => {}, // none are asked for
     });
     const code = await this.#link.closed;
-    if (this.#attempt === attempt) this.#attempt = null;
+    if (this.#attempt === attempt) {
+      this.#attempt = null;
+      this.dispatchEvent(new CustomEvent("gone"));
+    }
+    if (performance.now() - attempt.failedAt > OUTLIVED_MS) attempt.failure = null;
     if (attempt.started) tries.failures = tries.refusals = 0;
     else if (!attempt.failure) tries.refusals += 1;
     return judge({ ...attempt, code, refusals: tries.refusals });
   }
 
   #firstMessage() {
-    const pictures = { format: this.#media.format, acks: true };
-    if (this.#resumeToken) {
-      return { type: "session.resume", resume_token: this.#resumeToken, ...pictures };
+    const format = "none";
+    if (this.#watched) {
+      return { type: "session.view", viewer_token: this.#watched.token, format };
     }
-    return { type: "session.start", ...this.#opening(), ...pictures };
+    if (this.#resumeToken) {
+      return { type: "session.resume", resume_token: this.#resumeToken, format };
+    }
+    return { type: "session.start", ...this.#opening(), format };
   }
 
   #take(message) {
@@ -169,6 +199,7 @@ export class Connection extends EventTarget {
       attempt.done = true;
     } else if (message.type === "error" && !message.event_id) {
       attempt.failure = message;
+      attempt.failedAt = performance.now();
     }
     this.dispatchEvent(new CustomEvent("message", { detail: message }));
     // The server would wait for a better first message; the page has none until somebody acts.
@@ -182,23 +213,15 @@ export class Connection extends EventTarget {
     else this.#showFlow();
   }
 
-  #takePicture(buffer) {
-    this.#media.receive(buffer);
-    this.#attempt.failure = null; // the stream went on after it
-    if (this.#attempt.flowing) return;
-    this.#attempt.flowing = true;
-    this.#wasLive = true;
-    this.#showFlow();
-  }
-
   #begin(message) {
     const fresh = message.session_id !== this.#sessionId;
     this.#attempt.started = true;
     this.#attempt.failure = null;
     this.#resumeToken = message.resume_token ?? null;
     this.#sessionId = message.session_id;
-    if (fresh) this.#media.restart();
-    const detail = { fresh, config: message.config ?? {} };
+    const id = message.session_id;
+    const token = this.#watched?.token ?? message.viewer_token;
+    const detail = { fresh, id, token, config: message.config ?? {} };
     this.dispatchEvent(new CustomEvent("session", { detail }));
   }
 

@@ -6,6 +6,7 @@
  */
 
 import { clock } from "./clock.js";
+import { sizeOf } from "./picture.js";
 
 const MAX_TILES = 32;
 const HEIGHT_PX = 88; // twice what is shown
@@ -23,6 +24,11 @@ export class Filmstrip extends EventTarget {
     strip.addEventListener("keydown", (event) => this.#key(event));
   }
 
+  /** The newest tile's picture, a small one; null while there is none. */
+  get newest() {
+    return this.#tiles.at(-1)?.canvas ?? null;
+  }
+
   /** A frame was drawn. */
   saw({ chunk, ptsUs, picture, drawnAt }) {
     if (chunk > this.#newest) {
@@ -34,7 +40,7 @@ export class Filmstrip extends EventTarget {
     const tile = this.#tiles.at(-1);
     if (tile?.chunk !== chunk || drawnAt - this.#drawnAt < EVERY_MS) return;
     this.#drawnAt = drawnAt;
-    this.#draw(tile, ptsUs, picture, picture);
+    this.#draw(tile, ptsUs, picture);
   }
 
   /** Mark the newest tile as the first one of a prompt. */
@@ -42,9 +48,9 @@ export class Filmstrip extends EventTarget {
     this.#tiles.at(-1)?.button.classList.add("first");
   }
 
-  /** Chunks after this one were left behind. */
-  rewound(toChunk) {
-    this.#keep((chunk) => chunk <= toChunk);
+  /** Chunks between these two were left behind; the second, which goes on, may be seen already. */
+  rewound(toChunk, nextChunk) {
+    this.#keep((chunk) => chunk <= toChunk || chunk >= nextChunk);
   }
 
   /** Chunks until this one cannot be gone back to. */
@@ -64,7 +70,7 @@ export class Filmstrip extends EventTarget {
       const tile = this.#add(index);
       tile.button.className = button.className;
       this.#tiles.push(tile);
-      this.#draw(tile, ptsUs, canvas, canvas);
+      this.#draw(tile, ptsUs, canvas);
       this.#newest = index;
     }
   }
@@ -89,8 +95,9 @@ export class Filmstrip extends EventTarget {
     return tile;
   }
 
-  #draw(tile, ptsUs, picture, { width, height }) {
+  #draw(tile, ptsUs, picture) {
     const { canvas, button } = tile;
+    const { width, height } = sizeOf(picture);
     if (!tile.ptsUs || canvas.height !== HEIGHT_PX) {
       canvas.height = HEIGHT_PX;
       canvas.width = Math.round((HEIGHT_PX * width) / height);

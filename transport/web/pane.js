@@ -3,50 +3,54 @@
  */
 
 import { clock } from "./clock.js";
-import { Connection } from "./connection.js";
 import { Controls } from "./controls.js";
 import { Filmstrip } from "./filmstrip.js";
+import { Forking } from "./forking.js";
 import { build } from "./parts.js";
-import { JpegPlayer } from "./player.js";
+import { Playback } from "./playback.js";
 import { PromptBox } from "./promptbox.js";
-import { newId, PromptLog } from "./prompts.js";
+import { messageOf, PromptLog } from "./prompts.js";
+import { offersRecording } from "./server.js";
 import { Stage } from "./stage.js";
 import { Stats } from "./stats.js";
 import { Timeline } from "./timeline.js";
+import { WayMenu } from "./waymenu.js";
 
-const STALL_MS = 2500;
-const STALL_CHECK_MS = 500;
 const RESTARTED = "The engine was started again; the video goes on.";
 
 export class Pane extends EventTarget {
   root;
   stage;
   promptBox;
+  hasRecording = false;
   #part;
   #log = new PromptLog();
-  #player;
-  #connection;
+  #playback;
+  #watching;
   #controls;
   #stats;
   #timeline;
   #film;
-  #forking = null; // {id, atChunk} of the fork asked for
-  #clock = 0; // media time of the picture, microseconds
+  #forking = new Forking(
+    (message) => this.#playback.send(message),
+    () => this.#enable(),
+  );
+  #marked = null; // the entry whose first tile is marked in the film
   #chunk = 0; // chunk of the picture
-  #drawnAt = 0;
-  #stallTimer;
   #life = new AbortController(); // ends what the page's own events hold
 
   /**
-   * Fires `frame` with each picture, `size`, `change` when its state or prompt is another, `notice`
-   * with a text to be said, `forked` {message, atChunk} and `close`.
+   * `watched` {id, token} names a session that is only watched, or is null; `via` a way for the
+   * pictures, or is null. Fires `frame` with each picture, `size`, `change` when its state, prompt
+   * or session is another, `notice` with a text to be said, `forked` {message, atChunk} and `close`.
    */
-  constructor(number) {
+  constructor(number, { watched, via }) {
     super();
+    this.#watching = watched !== null;
     this.root = build(number);
     this.#part = (name) => this.root.querySelector(`[data-part="${name}"]`);
     const part = this.#part;
-    this.stage = new Stage(this.root, part);
+    this.stage = new Stage(this.root, part, this.#life.signal);
     this.promptBox = new PromptBox(
       part("prompt-form"),
       part("receipt"),
@@ -54,19 +58,21 @@ export class Pane extends EventTarget {
       part("suggestions"),
       this.#log,
     );
-    this.#stats = new Stats(part("stats"));
-    this.#timeline = new Timeline(part("timeline"), this.#log);
+    this.#timeline = new Timeline(part("timeline"), this.#log, this.#watching);
     this.#film = new Filmstrip(part("film"));
-    const { signal } = this.#life;
-    this.#player = new JpegPlayer(part("video"), (...args) => this.#acknowledge(...args), signal);
-    this.#connection = new Connection(() => this.#opening(), this.#player, signal);
-    this.#controls = new Controls((message) => this.#connection.send(message), part("seed-form"));
+    const how = { watched, via };
+    this.#playback = new Playback(part("video"), () => this.#opening(), how, this.#life.signal);
+    this.#stats = new Stats(part("stats"), () => this.#playback.source);
+    this.#controls = new Controls((message) => this.#playback.send(message), part("seed-form"));
+    new WayMenu(part("via"), this.#playback);
     this.#listenToStream();
     this.#listenToPerson();
-    this.#stallTimer = setInterval(() => {
-      this.stage.stalled(performance.now() - this.#drawnAt > STALL_MS);
-    }, STALL_CHECK_MS);
     this.stage.show({ state: "connecting" });
+  }
+
+  /** The session {id, token}, or null before there is one. */
+  get session() {
+    return this.#playback.session;
   }
 
   get playing() {
@@ -77,7 +83,12 @@ export class Pane extends EventTarget {
   open(text, seed) {
     if (seed !== null) this.#controls.wantSeed(seed);
     this.#log.add(text);
-    this.#connection.start();
+    this.#playback.start();
+  }
+
+  /** Watch the session that somebody else has. */
+  watch() {
+    this.#playback.start();
   }
 
   /** Take up the session that was forked from another pane, with the past they share. */
@@ -85,11 +96,10 @@ export class Pane extends EventTarget {
     const until = atChunk ?? parent.#chunk;
     this.#log.inherit(parent.#log, until);
     this.#film.inherit(parent.#film, until);
-    this.#player.begin(parent.#part("video"));
     this.root.style.setProperty("--aspect", parent.root.style.getPropertyValue("--aspect"));
     this.promptBox.choose(parent.promptBox);
-    this.#connection.adopt(message);
-    this.#connection.start();
+    this.#playback.adopt(message, parent.#playback.picture);
+    this.#playback.start();
   }
 
   /** Say how this pane is called, and whether another may be made. */
@@ -100,18 +110,14 @@ export class Pane extends EventTarget {
   }
 
   togglePause() {
-    if (this.playing) this.#controls.setPaused(this.stage.state === "live");
+    if (this.stage.state === "blocked") this.#playback.play();
+    else if (this.playing && !this.#watching) this.#controls.setPaused(this.stage.state === "live");
   }
 
   /** Let a second session go on from here, or from the end of an earlier chunk. */
   fork(atChunk = null) {
     if (this.#part("fork").disabled) return;
-    this.#forking = { id: newId(), atChunk };
-    const asked = { type: "session.fork", event_id: this.#forking.id };
-    if (!this.#connection.send(atChunk === null ? asked : { ...asked, at_chunk: atChunk })) {
-      this.#forking = null;
-    }
-    this.#enable();
+    this.#forking.ask(atChunk);
   }
 
   /** Lead the keyboard to the moments that can be gone back to. */
@@ -121,17 +127,16 @@ export class Pane extends EventTarget {
 
   /** End the session, to come back perhaps. */
   leave() {
-    this.#connection.stop();
+    this.#playback.stop();
   }
 
   /** Begin with a new session, after a return to a page that was left. */
   startFresh() {
-    this.#connection.start({ fresh: true });
+    this.#playback.start({ fresh: true });
   }
 
   /** End the session; the pane is of no more use. */
   stop() {
-    clearInterval(this.#stallTimer);
     this.#stats.stop();
     this.#life.abort();
     this.leave();
@@ -143,21 +148,8 @@ export class Pane extends EventTarget {
     return settings;
   }
 
-  #acknowledge(index, displayedAtMs) {
-    const ack = { type: "session.ack", frame_index: index };
-    if (displayedAtMs !== undefined) ack.displayed_at_ms = displayedAtMs;
-    this.#connection.send(ack);
-  }
-
   #send(entry) {
-    const { id, kind, text, transition, toChunk } = entry;
-    const interaction = { event_id: id, event: { prompt: text } };
-    if (transition) interaction.transition = transition;
-    const message =
-      kind === "rewind"
-        ? { type: "session.rewind", event_id: id, to_chunk: toChunk }
-        : { type: "session.interaction", interaction };
-    if (this.#connection.send(message)) this.#log.markSent(entry, performance.now());
+    if (this.#playback.send(messageOf(entry))) this.#log.markSent(entry, performance.now());
   }
 
   #submit({ text, transition }) {
@@ -166,17 +158,18 @@ export class Pane extends EventTarget {
   }
 
   #goBack(chunk, atUs) {
-    if (this.playing) this.#send(this.#log.addRewind(chunk, atUs));
+    if (this.playing && !this.#watching) this.#send(this.#log.addRewind(chunk, atUs));
   }
 
   #restart() {
-    if (!this.#log.wanted) this.#log.add(this.promptBox.suggestions[0]);
-    this.#connection.start({ fresh: this.stage.state === "ended" });
+    if (!this.#log.wanted && !this.#watching) this.#log.add(this.promptBox.suggestions[0]);
+    this.#playback.start({ fresh: this.stage.state === "ended" });
   }
 
   #heard(message) {
-    if (message.event_id && message.event_id === this.#forking?.id) {
-      this.#forkAnswered(message);
+    const asked = this.#forking.answered(message);
+    if (asked) {
+      this.#forkAnswered(message, asked);
       return;
     }
     const entry = this.#log.heard(message);
@@ -188,10 +181,7 @@ export class Pane extends EventTarget {
     else if (message.type === "error" && message.param === "to_chunk") this.#notKept(entry.toChunk);
   }
 
-  #forkAnswered(message) {
-    const { atChunk } = this.#forking;
-    this.#forking = null;
-    this.#enable();
+  #forkAnswered(message, { atChunk }) {
     if (message.type === "session.forked") {
       this.dispatchEvent(new CustomEvent("forked", { detail: { message, atChunk } }));
     } else {
@@ -212,7 +202,7 @@ export class Pane extends EventTarget {
   }
 
   #showState(detail) {
-    this.stage.show(detail);
+    this.stage.show({ ...detail, watching: this.#watching });
     const paused = detail.state === "paused";
     this.#part("pause").setAttribute("aria-label", paused ? "Resume" : "Pause");
     this.#part("pause").setAttribute("aria-pressed", String(paused));
@@ -220,47 +210,57 @@ export class Pane extends EventTarget {
   }
 
   #enable() {
-    for (const name of ["pause", "start-over", "new-seed"]) this.#part(name).disabled = !this.playing;
+    const steered = this.playing && !this.#watching;
+    for (const name of ["pause", "start-over", "new-seed"]) this.#part(name).disabled = !steered;
     const fork = this.#part("fork");
-    fork.disabled = !this.playing || this.#forking !== null || fork.dataset.full === "true";
-    fork.setAttribute("aria-busy", String(this.#forking !== null));
+    fork.disabled = !steered || this.#forking.busy || fork.dataset.full === "true";
+    fork.setAttribute("aria-busy", String(this.#forking.busy));
   }
 
   #drew(detail) {
-    this.#drawnAt = detail.drawnAt;
-    this.#clock = detail.ptsUs;
+    this.stage.saw(detail.drawnAt);
     this.#chunk = detail.chunk;
     this.#stats.drew(detail.drawnAt);
     this.#film.saw(detail);
-    const before = this.#log.current;
     this.#log.drew(detail);
-    if (this.#log.current !== before) this.#film.mark();
     this.#part("clock").textContent = clock(detail.ptsUs);
-    this.dispatchEvent(new CustomEvent("frame", { detail }));
+    const picture = this.#film.newest ?? detail.picture; // drawing the small one costs less
+    this.dispatchEvent(new CustomEvent("frame", { detail: { ...detail, picture } }));
   }
 
   #listenToStream() {
-    this.#connection.addEventListener("state", ({ detail }) => this.#showState(detail));
-    this.#connection.addEventListener("message", ({ detail }) => this.#heard(detail));
-    this.#connection.addEventListener("session", ({ detail: { fresh, config } }) => {
+    this.#playback.addEventListener("state", ({ detail }) => this.#showState(detail));
+    this.#playback.addEventListener("message", ({ detail }) => this.#heard(detail));
+    this.#playback.addEventListener("session", ({ detail: { fresh, config } }) => {
+      this.#lookForRecording();
       this.#controls.sawSeed(config.seed);
-      this.#forking = null;
+      this.#forking.forget();
       this.stage.overload({ level: 0 });
       if (fresh) this.#film.clear();
       if (config.fps) this.#stats.setNominal(config.fps);
       const unanswered = this.#log.sessionBegan(fresh);
       if (unanswered) this.#send(unanswered);
     });
-    this.#player.addEventListener("frame", ({ detail }) => this.#drew(detail));
-    this.#player.addEventListener("size", ({ detail: { width, height } }) => {
+    this.#playback.addEventListener("frame", ({ detail }) => this.#drew(detail));
+    this.#playback.addEventListener("size", ({ detail: { width, height } }) => {
       this.root.style.setProperty("--aspect", width / height);
       this.dispatchEvent(new CustomEvent("size", { detail: { width, height } }));
     });
-    this.#log.addEventListener("change", () => {
+    this.#log.addEventListener("change", ({ detail: { state, kind, latencyMs } }) => {
+      if (state === "shown" && kind === "prompt") this.#stats.saw(latencyMs);
+      if (this.#log.current !== this.#marked) this.#film.mark();
+      this.#marked = this.#log.current;
       this.stage.caption(this.#log.current?.text ?? this.#log.wanted?.text ?? "");
     });
-    this.#log.addEventListener("rewound", ({ detail }) => this.#film.rewound(detail.toChunk));
+    this.#log.addEventListener("rewound", ({ detail: { toChunk, chunk } }) => {
+      this.#film.rewound(toChunk, chunk);
+    });
     this.stage.addEventListener("change", () => this.dispatchEvent(new CustomEvent("change")));
+  }
+
+  async #lookForRecording() {
+    this.hasRecording = await offersRecording(this.session);
+    this.dispatchEvent(new CustomEvent("change"));
   }
 
   #listenToPerson() {
@@ -272,8 +272,8 @@ export class Pane extends EventTarget {
     this.#film.addEventListener("fork", ({ detail }) => this.fork(detail.chunk));
     this.#controls.addEventListener("nobody", () => this.#notice("Not connected yet."));
     this.stage.addEventListener("press", ({ detail: state }) => {
-      if (state === "paused") this.togglePause();
-      else if (state === "reconnecting") this.#connection.hurry();
+      if (state === "paused" || state === "blocked") this.togglePause();
+      else if (state === "reconnecting") this.#playback.hurry();
       else if (state === "queued") this.#leaveQueue();
       else this.#restart();
     });
@@ -285,7 +285,7 @@ export class Pane extends EventTarget {
   }
 
   #leaveQueue() {
-    this.#connection.stop();
+    this.#playback.stop();
     this.#showState({ state: "ended", reason: "You left the queue." });
   }
 

@@ -1,7 +1,8 @@
 /**
  * What became of each prompt, and of each going back: waiting (no session yet), sent, accepted,
  * applied (its frames are on their way), shown, superseded, rejected. Prompts that others gave are
- * learnt from the stream. No DOM here; fires `change` with the entry, and `rewound` {toChunk}.
+ * learnt from the stream. No DOM here; fires `change` with the entry, and `rewound`
+ * {toChunk, chunk}.
  */
 
 const MAX_DRAWS = 128; // frames remembered, to date a prompt whose receipt comes after its picture
@@ -14,6 +15,14 @@ let made = 0;
 export function newId() {
   made += 1;
   return `${idPrefix}-${made}`;
+}
+
+/** Return the message that asks for what an entry wants. */
+export function messageOf({ id, kind, text, transition, toChunk }) {
+  if (kind === "rewind") return { type: "session.rewind", event_id: id, to_chunk: toChunk };
+  const interaction = { event_id: id, event: { prompt: text } };
+  if (transition) interaction.transition = transition;
+  return { type: "session.interaction", interaction };
 }
 
 /** Return a prompt of the protocol, a text or weighted texts, as one line. */
@@ -92,7 +101,7 @@ export class PromptLog extends EventTarget {
 
   /** A session began (`fresh`) or goes on; return the entry that still has to be sent, or null. */
   sessionBegan(fresh) {
-    if (fresh) this.#openedFresh();
+    if (fresh && this.#opened) this.#openedFresh();
     const unanswered = this.entries.filter(({ state }) => state === "waiting" || state === "sent");
     const newest = unanswered.pop() ?? null;
     for (const entry of unanswered) this.#set(entry, "superseded");
@@ -207,7 +216,7 @@ export class PromptLog extends EventTarget {
       const left = this.#isPast(entry) && toChunk < entry.chunk && entry.chunk < chunk;
       if (left) this.#set(entry, entry.state, { undone: true });
     }
-    this.dispatchEvent(new CustomEvent("rewound", { detail: { toChunk } }));
+    this.dispatchEvent(new CustomEvent("rewound", { detail: { toChunk, chunk } }));
   }
 
   #shown(entry) {

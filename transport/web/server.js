@@ -1,8 +1,9 @@
 /**
- * What the page asks the server over HTTP: whether it is ready, and what its model suggests.
+ * What the page asks the server over HTTP: whether it is ready, what its model suggests, and
+ * whether a session is recorded.
  */
 
-import { httpUrl } from "./urls.js";
+import { httpUrl, mediaUrl } from "./urls.js";
 
 const PROBE_TIMEOUT_MS = 5000;
 
@@ -13,11 +14,11 @@ const BUILT_IN_SUGGESTIONS = [
   "a green box rests in the snow",
 ];
 
-async function getJson(path) {
+async function getJson(url) {
   const abort = new AbortController();
   const timer = setTimeout(() => abort.abort(), PROBE_TIMEOUT_MS);
   try {
-    const response = await fetch(httpUrl(path), { cache: "no-store", signal: abort.signal });
+    const response = await fetch(url, { cache: "no-store", signal: abort.signal });
     const body = await response.json().catch(() => null);
     return { status: response.status, body };
   } finally {
@@ -32,7 +33,7 @@ async function getJson(path) {
 export async function probe() {
   let answer;
   try {
-    answer = await getJson("readyz");
+    answer = await getJson(httpUrl("readyz"));
   } catch {
     return { state: "away", reason: "The server cannot be reached." };
   }
@@ -52,11 +53,21 @@ export async function probe() {
 export async function describeModel() {
   let model = {};
   try {
-    const { status, body } = await getJson("v1/models");
+    const { status, body } = await getJson(httpUrl("v1/models"));
     if (status === 200) model = body?.data?.[0] ?? {};
   } catch {
     // The page works without the list; the socket will say what is wrong, if anything is.
   }
   const listed = model.suggestions?.filter((text) => typeof text === "string" && text.trim());
   return { ...model, suggestions: listed?.length ? listed : BUILT_IN_SUGGESTIONS };
+}
+
+/** Say whether the recording of a session {id, token} can be had. */
+export async function offersRecording(session) {
+  try {
+    const { body } = await getJson(mediaUrl(session));
+    return Boolean(body?.urls?.recording);
+  } catch {
+    return false; // the stream itself will show that the server is away
+  }
 }

@@ -2,6 +2,8 @@
  * What the page says about the connection: status, the panel over the picture, title, announcement.
  */
 
+const STALL_MS = 2500;
+const STALL_CHECK_MS = 500;
 const STAGES = {
   weights: "Loading the model",
   engine: "Starting the engine",
@@ -21,29 +23,37 @@ function waiting(position, waitS) {
 }
 
 /** Return label, text, button and progress of the panel for one state. */
-function wording({ state, stage, progress, position, waitS, failures, reason, afterMs }) {
+function wording(detail) {
+  const { state, stage, progress, position, waitS, failures, reason, afterMs, watching } = detail;
   switch (state) {
-    case "connecting":
-      return { label: "Connecting", text: "Making the first pictures.", busy: true };
+    case "connecting": {
+      const text = watching ? "Looking for the video." : "Making the first pictures.";
+      return { label: "Connecting", text, busy: true };
+    }
     case "warming": {
       const text = sentence(STAGES[stage] ?? (stage || "The server is getting ready"));
       return { label: "Warming up", text, busy: true, progress };
     }
     case "queued": {
       const text = waiting(position, waitS);
-      return { label: "In the queue", text, busy: true, button: "Leave the queue" };
+      const button = watching ? undefined : "Leave the queue";
+      return { label: "In the queue", text, busy: true, button };
     }
     case "live":
       return { label: "Live" };
     case "paused":
-      return { label: "Paused", button: "Resume" };
+      return { label: "Paused", button: watching ? undefined : "Resume" };
+    case "blocked": {
+      const text = "Your browser wants a click before it plays.";
+      return { label: "Ready", text, button: "Click to play" };
+    }
     case "reconnecting": {
       const button = failures > 1 ? "Try now" : undefined;
       const text = sentence(reason ?? "The connection was lost");
       return { label: "Reconnecting", text, busy: true, button };
     }
     case "ended":
-      return { label: "Ended", text: reason, button: "Start again" };
+      return { label: "Ended", text: reason, button: watching ? undefined : "Start again" };
     case "error": {
       const again = afterMs ? ` Trying again in ${Math.ceil(afterMs / 1000)} s.` : "";
       return { label: "Not connected", text: sentence(reason) + again, button: "Try again" };
@@ -55,16 +65,21 @@ export class Stage extends EventTarget {
   #root;
   #part;
   #detail = { state: "connecting" };
+  #sawAt = 0;
 
   /**
-   * `root` is the pane and `part(name)` finds what is in it. Fires `press` with the state when the
-   * panel's button is pressed, and `change` when what is to be said of the session is another.
+   * `root` is the pane and `part(name)` finds what is in it; `signal` ends all. Fires `press` with
+   * the state when the panel's button is pressed, and `change` when what is to be said of the
+   * session is another.
    */
-  constructor(root, part) {
+  constructor(root, part, signal) {
     super();
     this.#root = root;
     this.#part = part;
     part("panel-button").addEventListener("click", () => this.#fire("press", this.state));
+    const check = () => this.#stalled(performance.now() - this.#sawAt > STALL_MS);
+    const timer = setInterval(check, STALL_CHECK_MS);
+    signal.addEventListener("abort", () => clearInterval(timer));
   }
 
   get state() {
@@ -110,20 +125,24 @@ export class Stage extends EventTarget {
     this.#fire("change");
   }
 
-  /** Say whether pictures keep coming. */
-  stalled(yes) {
-    this.#root.toggleAttribute("data-stalled", yes);
-    if (this.state !== "live") return;
-    const label = yes ? "Waiting" : wording(this.#detail).label;
-    if (label === this.label) return;
-    this.#part("label").textContent = label;
-    this.#fire("change");
+  /** A picture was seen. */
+  saw(at) {
+    this.#sawAt = at;
   }
 
   /** Say what the server trades while it cannot keep up; level 0: nothing. */
   overload({ level, action }) {
     this.#part("overload").hidden = !level;
     this.#part("overload").textContent = level ? sentence(action) : "";
+  }
+
+  #stalled(yes) {
+    this.#root.toggleAttribute("data-stalled", yes);
+    if (this.state !== "live") return;
+    const label = yes ? "Waiting" : wording(this.#detail).label;
+    if (label === this.label) return;
+    this.#part("label").textContent = label;
+    this.#fire("change");
   }
 
   #fire(type, detail) {

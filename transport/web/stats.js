@@ -1,19 +1,21 @@
 /**
- * Figures: frames drawn per second, counted here, and what the server reports about itself.
+ * Figures: what is measured here (frames seen a second, the way of a prompt to the picture, bits a
+ * second, frames that were never seen) and what the server reports about itself.
  */
 
 const RATE_WINDOW_MS = 2000;
 const REFRESH_MS = 500;
 const HISTORY = 40; // points of the curve, one each refresh
+const MEASURE_MS = 1000;
 
 const ms = (value) => `${Math.round(value).toLocaleString("en")} ms`;
+const rate = (kbits) =>
+  kbits < 1000 ? `${Math.round(kbits)} kbit/s` : `${(kbits / 1000).toFixed(1)} Mbit/s`;
 const FIELDS = {
-  chunk_ms_p50: ms,
+  chunk_ms_p50: (value) => Math.round(value).toLocaleString("en"),
   chunk_ms_p95: ms,
   lead_ms: (value) => `${(value / 1000).toFixed(1)} s`,
-  control_to_frame_ms: ms,
   underruns: String,
-  dropped: String,
 };
 
 export class Stats {
@@ -21,16 +23,25 @@ export class Stats {
   #drawnAt = []; // of the last RATE_WINDOW_MS
   #history = [];
   #nominal = 16;
-  #timer;
+  #timers;
+  #source;
+  #before = { source: null }; // {source, numBytes, at} of the last measurement
 
-  /** `panel` holds one element with `data-stat` for each figure and the curve. */
-  constructor(panel) {
+  /**
+   * `panel` holds one element with `data-stat` for each figure and the curve; `source()` gives the
+   * media source in use, or null.
+   */
+  constructor(panel, source) {
     this.#panel = panel;
-    this.#timer = setInterval(() => this.#refresh(performance.now()), REFRESH_MS);
+    this.#source = source;
+    this.#timers = [
+      setInterval(() => this.#refresh(performance.now()), REFRESH_MS),
+      setInterval(() => this.#measure(), MEASURE_MS),
+    ];
   }
 
   stop() {
-    clearInterval(this.#timer);
+    this.#timers.forEach(clearInterval);
   }
 
   /** Set the frame rate the stream should have; the curve is drawn against it. */
@@ -40,6 +51,11 @@ export class Stats {
 
   drew(at) {
     this.#drawnAt.push(at);
+  }
+
+  /** A prompt was seen, so long after it was sent; null when that was not measured. */
+  saw(latencyMs) {
+    if (latencyMs !== null) this.#write("prompt_to_picture_ms", ms(latencyMs));
   }
 
   /** Show the server's `session.stats`. */
@@ -58,6 +74,21 @@ export class Stats {
     const span = Math.max(now - this.#drawnAt[0] - 1000 / this.#nominal, 1);
     const whole = this.#drawnAt.at(-1) - this.#drawnAt[0];
     return ((this.#drawnAt.length - 1) * 1000) / Math.max(whole, span);
+  }
+
+  async #measure() {
+    const source = this.#source();
+    await source?.measure();
+    const { numBytes, numDropped } = source ?? {};
+    const now = { source, numBytes, at: performance.now() };
+    const before = this.#before;
+    this.#before = now;
+    this.#write("dropped", source ? String(numDropped) : "–");
+    if (source === null || before.source !== source || !Number.isFinite(numBytes)) {
+      this.#write("bitrate", "–");
+      return;
+    }
+    this.#write("bitrate", rate((8 * (numBytes - before.numBytes)) / (now.at - before.at)));
   }
 
   #refresh(now) {

@@ -21,11 +21,16 @@ function icon(name) {
 export class Timeline extends EventTarget {
   #list;
   #log;
+  #readOnly;
   #rows = new Map(); // entry -> its parts
 
-  /** Fires `reuse` with a text, and `back` and `fork` with the entry that was chosen. */
-  constructor(list, log) {
+  /**
+   * Fires `reuse` with a text, and `back` and `fork` with the entry that was chosen; never when it
+   * is only to be read.
+   */
+  constructor(list, log, readOnly) {
     super();
+    this.#readOnly = readOnly;
     this.#list = list;
     this.#log = log;
     log.addEventListener("change", ({ detail }) => this.#update(detail));
@@ -42,8 +47,8 @@ export class Timeline extends EventTarget {
     for (const [entry, { item, main, fork }] of this.#rows) {
       if (entry === this.#log.current) item.setAttribute("aria-current", "true");
       else item.removeAttribute("aria-current");
-      const back = this.#log.canGoBack(entry);
-      main.title = back ? "Go back to here" : "Edit and send again";
+      const back = this.#log.canGoBack(entry) && !this.#readOnly;
+      main.title = this.#readOnly ? "" : back ? "Go back to here" : "Edit and send again";
       fork.disabled = !back;
     }
   }
@@ -51,6 +56,7 @@ export class Timeline extends EventTarget {
   #add(entry) {
     const item = document.createElement("li");
     const main = this.#button(item, "row", null, () => this.#choose(entry));
+    main.disabled = this.#readOnly;
     const [time, text, words] = ["time", "text", "words"].map((name) => {
       const part = document.createElement("span");
       part.className = name;
@@ -62,7 +68,10 @@ export class Timeline extends EventTarget {
     fork.title = "Fork from here";
     const edit = this.#button(item, "act", "edit", () => this.#fire("reuse", entry.text));
     edit.title = "Edit and send again";
-    for (const button of [fork, edit]) button.setAttribute("aria-label", button.title);
+    for (const button of [fork, edit]) {
+      button.setAttribute("aria-label", button.title);
+      button.hidden = this.#readOnly;
+    }
     this.#list.prepend(item);
     const row = { item, main, fork, time, text, words };
     this.#rows.set(entry, row);
