@@ -6,7 +6,8 @@ place: `check_names` raises when one is gone, and so does each patch.
 
 from __future__ import annotations
 
-import time
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
@@ -15,18 +16,23 @@ from aiortc import (
     RTCCertificate,
     RTCDtlsTransport,
     RTCIceGatherer,
+    RTCIceTransport,
     RTCRtpSender,
     RTCRtpTransceiver,
 )
+from aiortc.clock import current_ntp_time
+from aiortc.mediastreams import MediaStreamError
+from aiortc.rtcdtlstransport import State
 from aiortc.rtp import (
     RTCP_PSFB_APP,
     RTCP_RTPFB_NACK,
     RtcpPsfbPacket,
     RtcpRrPacket,
     RtcpRtpfbPacket,
-    is_rtcp,
     unpack_remb_fci,
 )
+
+logger = logging.getLogger(__name__)
 
 # aiortc's own certificate is ECDSA, and it offers suites for that alone; GStreamer's is RSA.
 CIPHERS: Final = (
@@ -37,11 +43,29 @@ CIPHERS: Final = (
 NAMES: Final[tuple[tuple[type, str], ...]] = (
     (RTCRtpSender, "_handle_rtcp_packet"),
     (RTCRtpSender, "_retransmit"),
+    (RTCRtpSender, "_run_rtp"),
     (RTCRtpSender, "_send_keyframe"),
-    (RTCDtlsTransport, "_send_rtp"),
     (RTCCertificate, "_create_ssl_context"),
     (Connection, "get_component_candidates"),
 )
+FIELDS: Final[tuple[tuple[type, str], ...]] = (  # what these have once they are made
+    (RTCRtpSender, "_ssrc"),
+    (RTCRtpSender, "_enabled"),
+    (RTCRtpSender, "_RTCRtpSender__rtp_started"),
+    (RTCRtpSender, "_RTCRtpSender__rtp_exited"),
+    (RTCRtpSender, "_RTCRtpSender__rtp_history"),
+    (RTCRtpSender, "_RTCRtpSender__ntp_timestamp"),
+    (RTCRtpSender, "_RTCRtpSender__rtp_timestamp"),
+    (RTCRtpSender, "_RTCRtpSender__packet_count"),
+    (RTCRtpSender, "_RTCRtpSender__octet_count"),
+    (RTCDtlsTransport, "_state"),
+    (RTCDtlsTransport, "_tx_srtp"),
+    (RTCDtlsTransport, "_RTCDtlsTransport__tx_bytes"),
+    (RTCDtlsTransport, "_RTCDtlsTransport__tx_packets"),
+    (RTCIceTransport, "_send"),
+    (RTCRtpTransceiver, "_headerExtensions"),
+)
+MID: Final = "urn:ietf:params:rtp-hdrext:sdes:mid"
 SEND_TIME: Final = "http://www.webrtc.org/experiments/rtp-hdrext/abs-send-time"
 Gather = Callable[..., Awaitable[list[Any]]]
 
@@ -63,6 +87,9 @@ def check_names() -> None:
     """Raise RuntimeError when the libraries have changed what is patched here."""
     for owner, name in NAMES:
         _own(owner, name)
+    for owner, name in FIELDS:
+        if name not in owner.__init__.__code__.co_names:  # type: ignore[misc]
+            raise RuntimeError(_gone(name))
 
 
 def hook_keyframes(sender: RTCRtpSender, ask: Callable[[], None]) -> None:
@@ -101,47 +128,85 @@ def limit_resends(sender: RTCRtpSender, allow: Callable[[int], bool]) -> None:
     sender._retransmit = retransmit
 
 
-def pace(
-    sender: RTCRtpSender,
-    turn: Callable[[int, int], Awaitable[None]],
-    send_time_id: int | None = None,
-) -> None:
-    """Have each new packet wait for its `turn(sequence_number, num_bytes)`, before SRTP.
+class History(Protocol):
+    """The packets of late, as aiortc asks for them to send one again."""
 
-    The sender waits with it, so that what cannot leave yet stays in the viewer's queue. Packets
-    that are sent again do not wait: whoever waits for the answer to a request reads no others.
-    The time of sending, in the header extension of that number, is put in as the packet leaves: a
-    receiver would take a wait here for one on the way.
-    """
-    transport = sender.transport
-    original = _own(transport, "_send_rtp")
-    ssrc = _own(sender, "_ssrc").to_bytes(4, "big")
-
-    async def send(data: bytes) -> None:
-        if not is_rtcp(data):
-            if data[8:12] == ssrc:
-                await turn(int.from_bytes(data[2:4], "big"), len(data))
-            if send_time_id is not None:
-                data = with_send_time(data, send_time_id, time.time())
-        await original(data)
-
-    transport._send_rtp = send
+    def get(self, slot: int) -> Any:
+        """Return the newest RtpPacket whose number is this modulo RTP_HISTORY_SIZE, if any."""
 
 
-def with_send_time(data: bytes, extension_id: int, now: float) -> bytes:
-    """Return an RTP packet with this time in its abs-send-time extension, if it has one."""
-    place = 12 + 4 * (data[0] & 0x0F)
-    if not data[0] & 0x10 or data[place : place + 2] != b"\xbe\xde":
-        return data
-    end = place + 4 + 4 * int.from_bytes(data[place + 2 : place + 4], "big")
-    place += 4
-    while place < end:
-        kind, length = data[place] >> 4, (data[place] & 0x0F) + 1
-        if kind == extension_id and length == 3:
-            moment = (round(now * 2**18) & 0xFFFFFF).to_bytes(3, "big")
-            return data[: place + 1] + moment + data[place + 4 :]
-        place += 1 + length if kind else 1  # 0 is padding
-    return data
+class Line:
+    """What a sending loop has of its sender: the way out, what was negotiated, what is counted."""
+
+    def __init__(self, transceiver: RTCRtpTransceiver) -> None:
+        self._sender = transceiver.sender
+        self._dtls = self._sender.transport
+        self._ice = self._dtls.transport
+        self._num_bytes = 0  # since they were counted last
+        parts = {
+            RTCRtpSender: self._sender,
+            RTCDtlsTransport: self._dtls,
+            RTCIceTransport: self._ice,
+            RTCRtpTransceiver: transceiver,
+        }
+        for owner, name in FIELDS:
+            _own(parts[owner], name)
+        self.ssrc: int = self._sender._ssrc
+        values = {MID: transceiver.mid.encode(), SEND_TIME: bytes(3)}
+        found = {one.uri: one.id for one in transceiver._headerExtensions}
+        # The number of each header extension and what it says; that of the time is 3 bytes.
+        self.extensions = {uri: (found[uri], values[uri]) for uri in values if uri in found}
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether anything is to be sent now."""
+        return bool(self._sender._enabled)
+
+    async def send(self, data: bytes) -> None:
+        """Encrypt and send an RTP packet, at once; raise ConnectionError when there is no way."""
+        if self._dtls._state is not State.CONNECTED:
+            raise ConnectionError("the connection has ended")
+        data = self._dtls._tx_srtp.protect(data)
+        await self._ice._send(data)
+        self._num_bytes += len(data)
+
+    def begins(self, timestamp: int) -> None:
+        """Have sender reports say that a frame of this time in 90 kHz begins to leave now."""
+        self._sender._RTCRtpSender__ntp_timestamp = current_ntp_time()
+        self._sender._RTCRtpSender__rtp_timestamp = timestamp
+
+    def count(self, num_packets: int, num_octets: int) -> None:
+        """Have reports and statistics count packets that left, and what they carried."""
+        self._sender._RTCRtpSender__packet_count += num_packets
+        self._sender._RTCRtpSender__octet_count += num_octets
+        self._dtls._RTCDtlsTransport__tx_packets += num_packets
+        self._dtls._RTCDtlsTransport__tx_bytes += self._num_bytes
+        self._num_bytes = 0
+
+    def remember(self, history: History) -> None:
+        """Have lost packets be looked up here."""
+        self._sender._RTCRtpSender__rtp_history = history
+
+
+def send_with(transceiver: RTCRtpTransceiver, run: Callable[[Line, int], Awaitable[None]]) -> None:
+    """Have `run(line, payload_type)` send in place of aiortc's own loop, until it is cancelled."""
+    sender = transceiver.sender
+    _own(sender, "_run_rtp")
+    started, exited = (_own(sender, f"_RTCRtpSender__rtp_{name}") for name in ("started", "exited"))
+
+    async def run_rtp(codec: Any) -> None:
+        started.set()
+        try:
+            await run(Line(transceiver), codec.payloadType)
+        except (asyncio.CancelledError, ConnectionError, MediaStreamError):
+            logger.debug("a sender ends")  # as aiortc's does: these are how it is told to
+        except Exception:
+            logger.exception("a sender fails")
+        finally:
+            sender.track.stop()
+            exited.set()  # whoever closes the connection waits for it
+
+    sender._run_rtp = run_rtp
 
 
 def widen_ciphers() -> None:
@@ -175,12 +240,6 @@ def keep_protocol(connection: Connection, protocol: StunProtocol) -> None:
     _own(connection, "_protocols").append(protocol)
 
 
-def send_time_id(transceiver: RTCRtpTransceiver) -> int | None:
-    """Return the number of the abs-send-time extension, if that was negotiated."""
-    extensions = _own(transceiver, "_headerExtensions")
-    return next((one.id for one in extensions if one.uri == SEND_TIME), None)
-
-
 def _remb(fci: bytes) -> list[float]:
     """Return the estimate of a message that may hold one."""
     try:
@@ -194,6 +253,8 @@ def _own(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError as error:
-        raise RuntimeError(
-            f"this version of aiortc or aioice has no {name}: install aiortc>=1.16,<1.17"
-        ) from error
+        raise RuntimeError(_gone(name)) from error
+
+
+def _gone(name: str) -> str:
+    return f"this version of aiortc or aioice has no {name}: install aiortc>=1.16,<1.17"

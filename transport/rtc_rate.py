@@ -71,15 +71,15 @@ class RateControl:
         """Return whether little is known of the connection, or what was known has changed."""
         return self._since_change(now) < CAREFUL_S
 
-    def sent(self, now: float, num_bytes: int) -> bool:
-        """Take note of a packet of the stream that left; return whether the target was judged."""
+    def sent(self, now: float, num_bytes: int, num_packets: int = 1) -> bool:
+        """Take note of packets of the stream that left; return whether the target was judged."""
         if self._began_at is None:
             self._began_at = self._changed_at = now
         judged = now - self._began_at >= WINDOW_S and self._num_sent >= LEAST_PACKETS
         if judged:
             self._end_window(now)
         self._num_bytes += num_bytes
-        self._num_sent += 1
+        self._num_sent += num_packets
         return judged
 
     def lost(self, now: float, num_packets: int) -> None:

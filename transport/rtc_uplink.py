@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Final, Protocol
 
@@ -11,6 +10,7 @@ from aiortc import RTCRtpTransceiver
 from transport import rtc_patches
 from transport.rtc_pacer import PACKET_BYTES, Pacer, ResendLimiter
 from transport.rtc_rate import RateControl
+from transport.rtc_sender import PacketSource, RtpSender
 
 PACE: Final = 2.5  # x the target: a keyframe leaves in time and small buffers hold
 CAREFUL_PACE: Final = 1.5  # of a link that may be just full
@@ -47,13 +47,19 @@ class Uplink:
         self._fell_at: int | None = None  # the newest sequence number when the target fell
         self._broke_at: int | None = None
 
-    def control(self, transceiver: RTCRtpTransceiver) -> None:
-        """Take over the sender of a transceiver whose offer is set."""
+    def control(self, transceiver: RTCRtpTransceiver, source: PacketSource) -> None:
+        """Take over the sender of a transceiver whose offer is set: it sends what `source` has."""
         sender = transceiver.sender
         rtc_patches.hook_keyframes(sender, self._source.need_key)
         rtc_patches.hook_feedback(sender, self)
         rtc_patches.limit_resends(sender, self._allow)
-        rtc_patches.pace(sender, self._turn, rtc_patches.send_time_id(transceiver))
+        rtc_patches.send_with(transceiver, RtpSender(source, self._pacer, self.sent).run)
+
+    def sent(self, newest: int, num_packets: int, num_bytes: int) -> None:
+        """Be told what left since the last time, and the newest sequence number."""
+        self._newest = newest
+        if self.rate.sent(time.monotonic(), num_bytes, num_packets):
+            self._follow()
 
     def lost(self, sequence_numbers: list[int]) -> None:
         """Be told which packets are missing; the same ones are asked for more than once."""
@@ -75,15 +81,6 @@ class Uplink:
         """Be told what the receiver thinks the connection carries."""
         self.rate.estimated(time.monotonic(), bps)
         self._follow()
-
-    async def _turn(self, sequence_number: int, num_bytes: int) -> None:
-        while (wait_s := self._pacer.delay(time.monotonic())) > 0:
-            await asyncio.sleep(wait_s)
-        now = time.monotonic()
-        self._newest = sequence_number
-        self._pacer.sent(now, num_bytes)
-        if self.rate.sent(now, num_bytes):
-            self._follow()
 
     def _allow(self, sequence_number: int) -> bool:
         now = time.monotonic()

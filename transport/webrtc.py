@@ -8,10 +8,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from fractions import Fraction
-from typing import Any, Final
+from typing import Final
 
-import av
 from aioice.candidate import Candidate
 from aioice.ice import Connection
 from aiortc import (
@@ -32,6 +30,7 @@ from transport.rtc_patches import gather_with
 from transport.rtc_rate import START_BPS
 from transport.rtc_uplink import PACE, Uplink
 from transport.sdp_rules import MAX_CANDIDATES, Offer, Trickle, complete_answer
+from transport.video import Packet
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ KEY_WAITS_S: Final = BITRATE_INTERVAL_S + 0.05  # by then the encoder has the ne
 
 
 class PacketTrack(MediaStreamTrack):  # type: ignore[misc]  # aiortc is not typed here
-    """What aiortc's sender asks for the next packet; it does not encode what is encoded."""
+    """What a viewer is sent. aiortc knows it as a track, and our own sender takes its packets."""
 
     kind = "video"
 
@@ -67,8 +66,13 @@ class PacketTrack(MediaStreamTrack):  # type: ignore[misc]  # aiortc is not type
             self._empty.clear()
             self._wake.set()
 
-    async def recv(self) -> av.Packet[Any]:
-        """Return the next packet, on the media clock."""
+    @property
+    def encoding(self) -> str:
+        """What is sent: "h264" or "vp8"."""
+        return self.queue.encoding
+
+    async def recv(self) -> tuple[Packet, int]:
+        """Return the next packet and its time on the media clock, in 1/90000 s from the first."""
         while (taken := self.queue.take()) is None:
             self._empty.set()
             self._wake.clear()
@@ -80,10 +84,7 @@ class PacketTrack(MediaStreamTrack):  # type: ignore[misc]  # aiortc is not type
         encoded = frame.packets[self.queue.encoding]
         if encoded.is_key:
             self.key_taken_at = time.monotonic()
-        packet = av.Packet(encoded.data)
-        packet.pts = self._pts
-        packet.time_base = Fraction(1, CLOCK_HZ)
-        return packet
+        return encoded, self._pts
 
     async def drained(self) -> None:
         """Wait until nothing waits to be sent."""
@@ -107,6 +108,7 @@ class Peer:
         self._key_wanted_at = 0.0
         self._num_candidates = offer.num_candidates
         self._track = PacketTrack(offer.codec, self.need_key)
+        self._track.on("ended", self.leave)  # nothing can be sent any more
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self._transceiver = self._connection.addTransceiver(self._track, "sendonly")
         # Who joins others must not pull down what all of them see before anything is known.
@@ -178,7 +180,7 @@ class Peer:
         connection = self._connection
         connection.on("connectionstatechange", self._changed)
         await connection.setRemoteDescription(RTCSessionDescription(self._offer.sdp, "offer"))
-        self.uplink.control(self._transceiver)
+        self.uplink.control(self._transceiver, self._track)
         gatherer = self._transceiver.sender.transport.transport.iceGatherer
         gather_with(gatherer, self._gather)
         await connection.setLocalDescription()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
-import struct
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,9 +25,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from OpenSSL import SSL
 
 from transport import rtc_patches
-from transport.rtc_patches import NAMES, check_names, with_send_time
+from transport.rtc_patches import FIELDS, NAMES, check_names
 
 SSRC = 0x01020304
+STARTED = "_RTCRtpSender__rtp_started"
 
 
 @pytest.mark.parametrize(("owner", "name"), NAMES)
@@ -37,6 +36,19 @@ def test_a_name_that_is_gone(monkeypatch: pytest.MonkeyPatch, owner: type, name:
     """The server does not start, and says what to install."""
     check_names()
     monkeypatch.delattr(owner, name)
+    with pytest.raises(RuntimeError, match=rf"no {name}: install aiortc>=1.16,<1.17"):
+        check_names()
+
+
+@pytest.mark.parametrize(("owner", "name"), FIELDS)
+def test_a_field_that_is_gone(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """The same, for what is there only once something is made."""
+    init = owner.__init__
+    names = tuple("renamed" if one == name else one for one in init.__code__.co_names)
+    assert names != init.__code__.co_names
+    code = init.__code__.replace(co_names=names)
+    changed = FunctionType(code, init.__globals__, closure=init.__closure__)
+    monkeypatch.setattr(owner, "__init__", changed)
     with pytest.raises(RuntimeError, match=rf"no {name}: install aiortc>=1.16,<1.17"):
         check_names()
 
@@ -53,7 +65,9 @@ def a_sender(**changes: Any) -> Any:
     """Return what the patches know of a sender."""
     parts = {
         "_ssrc": SSRC,
-        "transport": SimpleNamespace(_send_rtp=nothing),
+        "transport": SimpleNamespace(transport=SimpleNamespace()),
+        "_run_rtp": nothing,
+        STARTED: None,
         "_handle_rtcp_packet": nothing,
         "_retransmit": nothing,
         "_send_keyframe": ignore,
@@ -67,17 +81,17 @@ def a_sender(**changes: Any) -> Any:
         ("_send_keyframe", lambda s: rtc_patches.hook_keyframes(s, ignore)),
         ("_handle_rtcp_packet", lambda s: rtc_patches.hook_feedback(s, Heard())),
         ("_retransmit", lambda s: rtc_patches.limit_resends(s, lambda number: True)),
-        ("_send_rtp", lambda s: rtc_patches.pace(s, nothing)),
-        ("_ssrc", lambda s: rtc_patches.pace(s, nothing)),
+        ("_run_rtp", lambda s: rtc_patches.send_with(SimpleNamespace(sender=s), nothing)),
+        (STARTED, lambda s: rtc_patches.send_with(SimpleNamespace(sender=s), nothing)),
+        ("_ssrc", lambda s: rtc_patches.Line(SimpleNamespace(sender=s))),
         ("_protocols", lambda s: rtc_patches.keep_protocol(s, s)),
-        ("_headerExtensions", rtc_patches.send_time_id),
         ("_connection", lambda s: rtc_patches.gather_with(s, nothing)),
     ],
 )
 def test_each_patch_checks_its_name(name: str, patch: Callable[[Any], None]) -> None:
     """A patch that would have no effect is an error."""
     sender = a_sender()
-    (sender.transport if name == "_send_rtp" else sender).__dict__.pop(name, None)
+    sender.__dict__.pop(name, None)
     with pytest.raises(RuntimeError, match=f"no {name}"):
         patch(sender)
 
@@ -146,52 +160,6 @@ async def test_keyframes_and_resends() -> None:
     for number in range(4):
         await sender._retransmit(number)
     assert (asked, sent) == ([1], [0, 2])
-
-
-def rtp(number: int = 5, ssrc: int = SSRC, moment: int = 0) -> bytes:
-    """Return an RTP packet with a mid and a time in its header."""
-    extension = bytes([0x10]) + b"0" + bytes([0x32]) + moment.to_bytes(3, "big") + b"\0\0"
-    return (
-        struct.pack("!BBHII", 0x90, 96, number, 0, ssrc)
-        + struct.pack("!HH", 0xBEDE, len(extension) // 4)
-        + extension
-        + b"payload"
-    )
-
-
-async def test_pace() -> None:
-    """New packets of the stream wait; resent ones and RTCP do not; the time is put in last."""
-    sent: list[bytes] = []
-    turns: list[tuple[int, int]] = []
-    go = asyncio.Event()
-
-    async def original(data: bytes) -> None:
-        sent.append(data)
-
-    async def turn(number: int, num_bytes: int) -> None:
-        turns.append((number, num_bytes))
-        await go.wait()
-
-    sender = a_sender(transport=SimpleNamespace(_send_rtp=original))
-    rtc_patches.pace(sender, turn, 3)
-    waiting = asyncio.create_task(sender.transport._send_rtp(rtp()))
-    await sender.transport._send_rtp(rtp(ssrc=SSRC + 1))
-    await sender.transport._send_rtp(struct.pack("!BBHI", 0x80, 200, 1, SSRC))
-    assert len(sent) == 2
-    go.set()
-    await waiting
-    assert turns == [(5, len(rtp()))]
-    assert len(sent[-1]) == len(rtp())
-    assert sent[-1] != rtp()
-    assert sent[-1].replace(sent[-1][19:22], b"\0\0\0") == rtp()
-
-
-def test_send_time() -> None:
-    """Seconds with 18 bits behind the point; packets without the extension are left alone."""
-    assert with_send_time(rtp(), 3, 1.5) == rtp(moment=3 << 17)
-    assert with_send_time(rtp(), 4, 1.5) == rtp()
-    plain = struct.pack("!BBHII", 0x80, 96, 5, 0, SSRC) + b"payload"
-    assert with_send_time(plain, 3, 1.5) == plain
 
 
 def rsa_context() -> SSL.Context:
