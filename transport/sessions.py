@@ -49,8 +49,12 @@ class Sessions:
 
     @property
     def num_viewers(self) -> int:
-        """Viewers of all sessions; a page that is sent pictures over another connection is one."""
-        return sum(viewer.format != "none" for one in self for viewer in one.viewers)
+        """Viewers of all sessions; sockets for messages alone stand beside one with pictures."""
+        return sum(
+            not (isinstance(viewer, Viewer) and viewer.format == "none")
+            for broadcast in self
+            for viewer in broadcast.viewers
+        )
 
     async def open(self, start: SessionStart) -> Broadcast:
         """Create a session; raise StreamError when the host refuses it."""

@@ -24,9 +24,8 @@ Engine = Literal["x264", "nvenc"]
 CODECS: Final[tuple[Codec, ...]] = ("h264", "vp8")
 
 MIN_BITRATE: Final = 100_000
-BUFFER_S: Final = 0.25  # a keyframe is at most about so much of a second's bits
+BUFFER_S: Final = 0.2  # a keyframe is at most about so much of a second's bits
 HEADROOM: Final = 1.6  # so far the rate may rise before the encoder is made anew
-RECOVERY: Final = 1.3  # the same after a fall: the next keyframe has to be small
 RETUNE_VP8: Final = 0.3  # libvpx is made anew for its rate to change, so small changes are let be
 KEY_INTERVAL: Final = 3000  # frames; viewers ask for keyframes when they need one
 # What Chromium shows for untagged H.264 is BT.709, while the conversion makes BT.601.
@@ -109,7 +108,7 @@ class VideoEncoder:
         if bitrate > self._largest:
             self._context = self._opened(round(HEADROOM * bitrate))
         elif bitrate < self._largest / 2:
-            self._context = self._opened(round(RECOVERY * bitrate))
+            self._context = self._opened(bitrate)  # the next keyframe has to be small
         self.bitrate = self._context.bit_rate = bitrate
 
     def _opened(self, largest: int) -> VideoCodecContext:
