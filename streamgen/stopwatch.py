@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from streamgen.account import pass_flops
 from streamgen.decoder import DecoderStream
 from streamgen.engine import StreamEngine
 from streamgen.model_runner import ModelRunner, StepBatch
-from streamgen.models.causal_dit import DiTConfig
 from streamgen.text import Text
 
 STAGES: Final = ("text", "dit", "vae", "encode")
@@ -96,28 +96,11 @@ def watch_engine(engine: StreamEngine, watch: Stopwatch) -> None:
 
 def batch_flops(runner: ModelRunner, batch: StepBatch) -> int:
     """Return the floating point operations of one forward, padding left out."""
-    geometry, total = runner.pool.geometry, 0
-    for row in batch.rows:
-        frames, keys = row.staging.num_frames, len(row.staging.visible_pages)
-        tokens = frames * geometry.tokens_per_frame
-        total += row_flops(runner.dit.config, frames, tokens, keys * geometry.page_tokens)
-    return total
-
-
-def row_flops(dit: DiTConfig, num_frames: int, num_tokens: int, num_keys: int) -> int:
-    """Return the floating point operations of one row's pass, a multiply-add counted as two.
-
-    Counted are the matrix products: 2 * parameters * tokens of the linear layers, and
-    4 * tokens * keys * width in each layer's self-attention and cross-attention. Left out are
-    norms, softmax, rotation and the prompt's own keys, which are made once.
-    """
-    d, layers = dit.dim, dit.num_layers
-    patch = dit.patch_size[1] * dit.patch_size[2]
-    # q, k, v and o of the self-attention, q and o of the cross-attention, and the MLP.
-    per_token = layers * (6 * d * d + 2 * d * dit.ffn_dim) + patch * d * (dit.in_dim + dit.out_dim)
-    per_frame = dit.freq_dim * d + 7 * d * d  # the timestep's embedding and projection
-    attention = 4 * num_tokens * (num_keys + dit.text_len) * d * layers
-    return 2 * per_token * num_tokens + 2 * per_frame * num_frames + attention
+    tokens, dit = runner.pool.geometry.tokens_per_frame, runner.dit.config
+    return sum(
+        pass_flops(dit, row.staging.num_frames, tokens, len(row.staging.visible_frames)).total
+        for row in batch.rows
+    )
 
 
 def measure_peak_flops(dtype: torch.dtype, device: torch.device) -> float:

@@ -32,7 +32,6 @@ from streamgen.account_shapes import (
 )
 from streamgen.account_vae import decoder_cost
 from streamgen.models.causal_dit import DiTConfig
-from streamgen.stopwatch import row_flops
 
 FLUX, SCHNELL = REFERENCES["flux-1-dev"], REFERENCES["flux-schnell"]
 WAN = REFERENCES["wan-14b-720p"]
@@ -225,14 +224,6 @@ def test_frames_in_view_are_those_of_the_cache(window: int | None, sink: int) ->
 def test_a_window_without_room_is_refused_with_the_sum() -> None:
     with pytest.raises(ValueError, match="sink 4 \\+ chunk 3 = 7 > window 6"):
         account.visible_frames(0, 3, 6, 4)
-
-
-@pytest.mark.parametrize("frames", [3, 9, 21])
-def test_a_pass_is_what_the_stopwatch_counts(frames: int) -> None:
-    dit = DiTConfig(dim=1536, ffn_dim=8960, num_layers=30, num_heads=12)
-    assert account.pass_flops(dit, 3, 1560, frames).total == row_flops(
-        dit, 3, 3 * 1560, frames * 1560
-    )
 
 
 def test_decoders_of_a_chunk() -> None:
