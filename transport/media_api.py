@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -27,12 +28,14 @@ def media_router(
 ) -> APIRouter:
     """Return the routes that show a session; each wants its viewer token."""
     router = APIRouter(prefix=PATH, tags=["media"])
+    _add_streams(router, sessions, options)
+    _add_files(router, sessions, options, recordings)
+    return router
 
-    def watchable(session_id: str, token: str | None, request: Request) -> Broadcast:
-        return sessions.find_watchable(session_id, given_token(request, token))
 
+def _add_streams(router: APIRouter, sessions: Sessions, options: TransportOptions) -> None:
     def with_room(session_id: str, token: str | None, request: Request) -> Broadcast:
-        broadcast = watchable(session_id, token, request)
+        broadcast = sessions.find_watchable(session_id, given_token(request, token))
         sessions.check_room()
         return broadcast
 
@@ -52,6 +55,19 @@ def media_router(
         broadcast = with_room(session_id, token, request)
         viewer = VideoViewer(broadcast)
         return ViewerResponse(broadcast, viewer, options.send_timeout_s, LIVE, media_type=MP4)
+
+    _add(router, "stream.mjpeg", stream_mjpeg, "multipart/x-mixed-replace")
+    _add(router, "stream.mp4", stream_mp4, MP4)
+
+
+def _add_files(
+    router: APIRouter,
+    sessions: Sessions,
+    options: TransportOptions,
+    recordings: Recordings | None,
+) -> None:
+    def watchable(session_id: str, token: str | None, request: Request) -> Broadcast:
+        return sessions.find_watchable(session_id, given_token(request, token))
 
     async def frame_jpg(session_id: str, request: Request, token: str | None = None) -> Response:
         """Return the picture shown last."""
@@ -80,17 +96,15 @@ def media_router(
         }
         return FileResponse(path, request.headers, MP4, options.send_timeout_s, about)
 
-    for name, answer, kind in (
-        ("stream.mjpeg", stream_mjpeg, "multipart/x-mixed-replace"),
-        ("stream.mp4", stream_mp4, MP4),
-        ("frame.jpg", frame_jpg, "image/jpeg"),
-        ("recording.mp4", recording_mp4, MP4),
-    ):
-        path = f"/{{session_id}}/{name}"
-        responses: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {}}}}
-        router.add_api_route(path, answer, response_class=Response, responses=responses)
-        router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
-    return router
+    _add(router, "frame.jpg", frame_jpg, "image/jpeg")
+    _add(router, "recording.mp4", recording_mp4, MP4)
+
+
+def _add(router: APIRouter, name: str, answer: Callable[..., Any], kind: str) -> None:
+    path = f"/{{session_id}}/{name}"
+    responses: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {}}}}
+    router.add_api_route(path, answer, response_class=Response, responses=responses)
+    router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
 
 
 def given_token(request: Request, token: str | None) -> str | None:
