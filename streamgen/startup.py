@@ -20,7 +20,7 @@ from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
 from streamgen.lives import Output
 from streamgen.machine import keep_freed_memory
 from streamgen.model_runner import ModelRunner, RunnerConfig
-from streamgen.models.presets import Preset, build, find_preset
+from streamgen.models.presets import Preset, build, find_preset, served
 from streamgen.session_config import checked_window, held_frames
 from streamgen.warm_up import Measured, choose_dtypes, measure
 
@@ -88,7 +88,7 @@ def start_engine(
     if device.type == "cpu":
         keep_freed_memory()
     report("weights", 0.0)
-    model = build(preset, dummy=config.load_format == "dummy")
+    model = served(build(preset, dummy=config.load_format == "dummy"))
     sizes, window = runner_config(config, preset, device), engine_window(config, preset)
     report("measuring", 0.4)
     one = runner_config(config, preset, device, num_sessions=1)

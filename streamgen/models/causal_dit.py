@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamgen.models.fused import LinearGELU
-from streamgen.models.rope import rotate, rotation
+from streamgen.models.fused import LinearGELU, in_steps
+from streamgen.models.rope import rotate, rotate_normed, rotation
 
 SelfAttention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 TextKV = Callable[[int], tuple[Tensor, Tensor]]
@@ -91,6 +91,16 @@ class Projections(nn.Module):
         q: Tensor = self.norm_q(self.q(x)).unflatten(-1, (-1, self.head_dim))
         return q
 
+    def rotated(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q and k, normalised and rotated, and v, each `[R, T, H, d/H]`."""
+        heads = (-1, self.head_dim)
+        v = self.v(x).unflatten(-1, heads)
+        if isinstance(self.norm_q, RMSNorm) and isinstance(self.norm_k, RMSNorm) and in_steps(x):
+            q = rotate_normed(self.q(x), self.norm_q.weight, self.norm_q.eps, turn)
+            return q, rotate_normed(self.k(x), self.norm_k.weight, self.norm_k.eps, turn), v
+        q, k = self.query(x), self.norm_k(self.k(x)).unflatten(-1, heads)
+        return rotate(q, turn), rotate(k, turn), v
+
     def key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return k, normalised, and v, each `[R, T, H, d/H]`."""
         k: Tensor = self.norm_k(self.k(x))
@@ -125,9 +135,7 @@ class Block(nn.Module):
         `x` is `[R, T, d]`, `time` `[R, F, 6, d]`, `turn` `[R, T, 1, d/2H, 2]`.
         """
         shift, scale = self._modulation(time, 0, x), self._modulation(time, 1, x)
-        h = self._normed(x, shift, scale)
-        k, v = self.self_attn.key_value(h)
-        return rotate(self.self_attn.query(h), turn), rotate(k, turn), v
+        return self.self_attn.rotated(self._normed(x, shift, scale), turn)
 
     def after_attention(
         self, x: Tensor, seen: Tensor, time: Tensor, text_k: Tensor, text_v: Tensor

@@ -51,12 +51,20 @@ class LinearGELU(nn.Linear):
 def can_fuse(x: Tensor) -> bool:
     """Return whether oneDNN may take a product of x together with what follows."""
     return (
-        x.device.type == "cpu"
+        in_steps(x)
         and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()  # it fuses by itself
+        and not torch.is_autocast_enabled("cpu")  # oneDNN takes operands of one format
         and torch.backends.mkldnn.is_available()
         and all(
             hasattr(torch.ops.mkldnn, name)
             for name in ("_convolution_pointwise", "_linear_pointwise")
         )
     )
+
+
+def in_steps(x: Tensor) -> bool:
+    """Return whether x is computed with on a CPU, one operator after the other.
+
+    Compilers fuse by themselves, and other devices have kernels of their own.
+    """
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()

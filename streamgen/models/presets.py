@@ -6,6 +6,7 @@ turns it into modules. What the engine's options leave open, the preset decides.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,6 +21,7 @@ from streamgen.errors import ConfigError
 from streamgen.models.causal_dit import CausalDiT, DiTConfig
 from streamgen.models.loader import load_safetensors_strict, require_varied_output
 from streamgen.models.taehv import TAEHV, TAEHVConfig
+from streamgen.models.taehv_folded import FoldedTAEHV
 from streamgen.models.wan_vae import WanVAE, WanVAEConfig
 from streamgen.pocket import config as pocket
 from streamgen.pocket.text_encoder import ConceptEncoder
@@ -80,7 +82,7 @@ class Model:
 
     preset: Preset
     dit: CausalDiT
-    vae: TAEHV | WanVAE
+    vae: TAEHV | FoldedTAEHV | WanVAE
     text_encoder: TextEncoder
 
 
@@ -107,6 +109,13 @@ def build(preset: Preset, *, dummy: bool = False) -> Model:
     if not dummy and preset.weights is not None:
         _self_check(model, preset.weights)
     return model
+
+
+def served(model: Model) -> Model:
+    """Return a model as it is run: no encoder, and a decoder in its fastest form."""
+    if not isinstance(model.vae, TAEHV):
+        return model
+    return dataclasses.replace(model, vae=FoldedTAEHV(model.vae))
 
 
 @torch.inference_mode()

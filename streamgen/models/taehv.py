@@ -71,8 +71,8 @@ class MemoryBlock(nn.Module):
         """Return the block's output and its new memory; `x` is [time, batch, h, w, C]."""
         first = torch.zeros_like(x[:1]) if last is None else last
         past = torch.cat([first, x[:-1]])
-        inner = _spatial(self.conv[:-1], torch.cat([x, past], dim=-1))
-        out = _spatial(self.conv[-1], inner, x)
+        inner = spatial(self.conv[:-1], torch.cat([x, past], dim=-1))
+        out = spatial(self.conv[-1], inner, x)
         return out, x[-1:].detach().clone()  # a view would hold all frames
 
 
@@ -87,7 +87,7 @@ class TimePool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [time, batch, h, w, C] to [time / stride, batch, h, w, C]."""
         groups = x.unflatten(0, (-1, self.stride)).permute(0, 2, 3, 4, 1, 5)
-        return _spatial(self.conv, groups.flatten(-2))
+        return spatial(self.conv, groups.flatten(-2))
 
 
 class Grow(nn.Module):
@@ -104,9 +104,9 @@ class Grow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [time, batch, h, w, C] to [time * stride, batch, 2h, 2w, C], earlier frames first."""
-        grown: Tensor = _spatial(self.conv, x).unflatten(-1, (self.stride, -1))
+        grown: Tensor = spatial(self.conv, x).unflatten(-1, (self.stride, -1))
         frames = grown.permute(0, 4, 1, 2, 3, 5).flatten(0, 1)
-        return _spatial(_upsampled, frames)
+        return spatial(_upsampled, frames)
 
 
 class SoftClamp(nn.Module):
@@ -222,7 +222,7 @@ def _run(
         elif isinstance(layer, (TimePool, Grow, nn.Identity)):
             x = layer(x)
         else:
-            x = _spatial(layer, x)
+            x = spatial(layer, x)
     return x.permute(1, 0, 4, 2, 3), new_memory
 
 
@@ -230,7 +230,7 @@ def _upsampled(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2)
 
 
-def _spatial(layer: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
+def spatial(layer: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
     """Apply a layer on [n, C, h, w] to every frame of [time, batch, h, w, C]."""
     out = layer(*(each.flatten(0, 1).permute(0, 3, 1, 2) for each in (x, *others)))
     frames: Tensor = out.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])

@@ -62,3 +62,11 @@ def test_torch_still_has_the_operators() -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an option of glibc")
 def test_glibc_takes_the_option() -> None:
     assert keep_freed_memory()
+
+
+@torch.no_grad()
+def test_nothing_is_fused_where_torch_chooses_the_format() -> None:
+    x, image = torch.randn(2, 8), torch.randn(1, 8, 4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert LinearGELU(8, 12)(x.bfloat16()).dtype == torch.bfloat16
+        assert ConvReLU(8, 8, 3)(image.bfloat16()).dtype == torch.bfloat16

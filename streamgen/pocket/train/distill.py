@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -39,6 +40,7 @@ from streamgen.pocket.train.optim import Average, ramp
 
 NUM_PASSES = 4
 SUBSTEPS = 3
+FIRST_PASS_SHARE = 0.5  # of the first chunks that are trained on alone, beside the even draw
 
 
 def shifted(u: Tensor) -> Tensor:
@@ -66,27 +68,63 @@ def distill_loss(
 ) -> Tensor:
     """Return the regression loss on one random segment a chunk."""
     x0 = batch["latents"].float().unflatten(1, (-1, CHUNK_FRAMES))
-    clips, chunks = x0.shape[:2]
     labels = dropped(batch["labels"])
-    attention = teacher_forcing(chunks, WINDOW_FRAMES // CHUNK_FRAMES)
-    segment = torch.randint(NUM_PASSES, (clips, chunks), device=x0.device)
-    start = 1 - segment / NUM_PASSES
-    begin, end = shifted(start), shifted((start - 1 / NUM_PASSES).clamp(min=0))
-    noise = torch.randn_like(x0)
-    x = (1 - wide(begin)) * x0 + wide(begin) * noise
+    attention = teacher_forcing(x0.shape[1], WINDOW_FRAMES // CHUNK_FRAMES)
     with torch.no_grad():
         context = own_context(student, x0, labels, attention)
-        walked = x
+    segment = torch.randint(NUM_PASSES, x0.shape[:2], device=x0.device)
+    error = segment_error(student, teacher, Clips(x0, context, labels), segment, guidance)
+    return weighted(error.flatten(1, 2), batch["object"])
+
+
+def opening_loss(
+    student: CausalDiT, teacher: CausalDiT, batch: dict[str, Tensor], guidance: float
+) -> Tensor:
+    """Return the loss on the first chunks of clips alone, most of it on the first pass.
+
+    There a scene is laid out with nothing to go by: the hardest pass, and one of 36 in whole clips.
+    """
+    x0 = batch["latents"][:, :CHUNK_FRAMES].float()[:, None]
+    labels = dropped(batch["labels"])[:, :1]
+    segment = torch.randint(NUM_PASSES, x0.shape[:2], device=x0.device)
+    first = torch.rand(segment.shape, device=x0.device) < FIRST_PASS_SHARE
+    segment = segment.masked_fill(first, 0)
+    error = segment_error(student, teacher, Clips(x0, x0, labels), segment, guidance)
+    return weighted(error.flatten(1, 2), batch["object"][:, :CHUNK_FRAMES])
+
+
+@dataclass(frozen=True, slots=True)
+class Clips:
+    """Latents `[clips, chunks, frames, C, h, w]`, and the context that later chunks see of them."""
+
+    x0: Tensor
+    context: Tensor
+    labels: Tensor
+
+
+def segment_error(
+    student: CausalDiT, teacher: CausalDiT, clips: Clips, segment: Tensor, guidance: float
+) -> Tensor:
+    """Return the student's flow less the straight line along which the teacher walked a segment.
+
+    `segment` is `[clips, chunks]`; the result has the shape of the latents.
+    """
+    x0, context, labels = clips.x0, clips.context, clips.labels
+    count, chunks = x0.shape[:2]
+    attention = teacher_forcing(chunks, WINDOW_FRAMES // CHUNK_FRAMES)
+    start = 1 - segment / NUM_PASSES
+    begin, end = shifted(start), shifted((start - 1 / NUM_PASSES).clamp(min=0))
+    x = walked = (1 - wide(begin)) * x0 + wide(begin) * torch.randn_like(x0)
+    with torch.no_grad():
         for i in range(SUBSTEPS):
             u = start - i / (SUBSTEPS * NUM_PASSES)
             here, there = shifted(u), shifted((u - 1 / (SUBSTEPS * NUM_PASSES)).clamp(min=0))
             rows = teacher_forcing_rows(x0, context, walked, here, labels)
-            flow = noisy_part(guided_flow(teacher, rows, attention, guidance), clips, chunks)
+            flow = noisy_part(guided_flow(teacher, rows, attention, guidance), count, chunks)
             walked = walked + wide(there - here) * flow
-        target = (x - walked) / wide(begin - end)
+    target = (x - walked) / wide(begin - end)
     rows = teacher_forcing_rows(x0, context, x, begin, labels)
-    error = noisy_part(flow_of(student, rows, attention), clips, chunks) - target
-    return weighted(error.flatten(1, 2), batch["object"])
+    return noisy_part(flow_of(student, rows, attention), count, chunks) - target
 
 
 def own_context(student: CausalDiT, x0: Tensor, labels: Tensor, attention: SelfAttention) -> Tensor:
@@ -109,6 +147,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--guidance", type=float, default=1.6)
     parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--openings", type=int, default=12, help="first chunks alone, a step")
     parser.add_argument("--lr", type=float, default=6e-4)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
@@ -130,18 +169,22 @@ def train(args: argparse.Namespace) -> None:
         student.load_state_dict(state["model"])
         average.weights = state["average"]
         optimizers.load_state_dict(state["optimizers"])
-    draw = batches(load_shards(args.data, "clips"), args.batch, args.device)
+    clips = load_shards(args.data, "clips")
+    draw = batches(clips, args.batch, args.device)
+    draw_openings = batches(clips, args.openings, args.device)
     started, step, losses = time.monotonic(), 0, []
     while (spent := (time.monotonic() - started) / (60 * args.minutes)) < 1:
         with torch.autocast(args.device, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
             loss = distill_loss(student, teacher, draw(), args.guidance)
-        loss.backward()
+            opening = opening_loss(student, teacher, draw_openings(), args.guidance)
+        (loss + opening).backward()
         optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))
         average.update(student)
-        losses.append(float(loss.detach()))
+        losses.append((float(loss.detach()), float(opening.detach())))
         step += 1
         if step % 20 == 0:
-            print(f"step {step} spent {spent:.3f} loss {sum(losses[-20:]) / 20:.4f}", flush=True)
+            clip, first = (sum(each) / 20 for each in zip(*losses[-20:], strict=True))
+            print(f"step {step} spent {spent:.3f} loss {clip:.4f} opening {first:.4f}", flush=True)
         if step % 100 == 0:
             save(student, average, optimizers, args.out)
     save(student, average, optimizers, args.out)
