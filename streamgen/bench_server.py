@@ -16,23 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 import av
 import uvicorn
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription, VideoStreamTrack
-from fastapi import FastAPI, WebSocket
 
 from streamgen.bench_figures import Due
 from streamgen.bench_process import LOOPBACK, Command, run_server
 from streamgen.bench_source import Picture, ReelHost, paint_reel
 from streamgen.config import EngineConfig
 from transport.encoder import Frame
+from transport.http import create_app
 from transport.options import TransportOptions
-from transport.problems import add_handlers
 from transport.replies import CloseCode, ServerMessage
-from transport.rtc_peers import Peers
 from transport.server import listen, uvicorn_config
-from transport.sessions import PATH, Sessions
-from transport.sessions_api import sessions_router
+from transport.sessions import Sessions
 from transport.stream import StreamHost
-from transport.websocket import RealtimeSocket
-from transport.whep_api import whep_router
 
 if TYPE_CHECKING:
     from streamgen.models.presets import (
@@ -93,16 +88,8 @@ class Witness:
 @contextlib.asynccontextmanager
 async def _serving(host: StreamHost) -> AsyncIterator[dict[str, Command]]:
     """Serve a host; the commands are `port`, `witness` (a session) and `due` (since asked last)."""
-    options = TransportOptions()
-    sessions, peers, witness = Sessions(host, options), Peers(options), Witness()
-    app = FastAPI()
-    add_handlers(app)
-    app.include_router(sessions_router(sessions))
-    app.include_router(whep_router(sessions, peers))
-
-    @app.websocket(f"{PATH}/{{session_id}}/view")
-    async def view(websocket: WebSocket, session_id: str) -> None:
-        await RealtimeSocket(websocket, sessions, options, session_id).run()
+    app, witness = create_app(host, TransportOptions()), Witness()
+    sessions: Sessions = app.state.sessions
 
     async def port() -> int:
         number: int = sock.getsockname()[1]
@@ -121,8 +108,6 @@ async def _serving(host: StreamHost) -> AsyncIterator[dict[str, Command]]:
         try:
             yield {"port": port, "witness": attend, "due": due}
         finally:
-            await peers.close()
-            await sessions.close()
             web.should_exit = True
             await serving
 

@@ -31,6 +31,8 @@ HALF_PIXELS: Final = 13  # it moves so far between two frames, as in a quick wal
 OCTAVES: Final = ((64, 110.0), (16, 60.0), (6, 50.0))  # size of a spot in pixels, and its contrast
 NOISE: Final = 3  # of a sensor, at most, of 255
 GENERATION_SHARE: Final = 0.6  # of a chunk's playing time
+CELL, NUMBER_BITS = 16, 6  # pixels of a painted bit each way; bits of a picture's painted number
+DARK, BRIGHT = 20, 235
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,10 @@ class Picture:
 
 
 def paint_reel(picture: Picture) -> NDArray[np.uint8]:
-    """Return whole chunks of the moving picture, uint8 RGB [n, H, W, 3]."""
+    """Return whole chunks of the moving picture, uint8 RGB [n, H, W, 3].
+
+    Each has its number painted into the upper left corner.
+    """
     width, height = picture.width, picture.height
     half = CHUNKS_IN_REEL * picture.chunk_frames // 2
     rng = np.random.default_rng(0)
@@ -57,7 +62,15 @@ def paint_reel(picture: Picture) -> NDArray[np.uint8]:
     for number, step in enumerate((*range(half), *range(half, 0, -1))):
         left, grain = HALF_PIXELS * step, int(rng.integers(width))
         frames[number] = scene[:, left : left + 2 * width : 2] + noise[:, grain : grain + width]
+        frames[number, :CELL, : CELL * NUMBER_BITS] = _painted(number)[:, :width]
     return frames
+
+
+def _painted(number: int) -> NDArray[np.uint8]:
+    """Return a number as squares in a row, highest bit first, [CELL, CELL * NUMBER_BITS, 1]."""
+    bits = [number >> bit & 1 for bit in reversed(range(NUMBER_BITS))]
+    row = np.repeat(np.where(bits, BRIGHT, DARK).astype(np.uint8), CELL)
+    return np.tile(row, (CELL, 1))[:, :, None]
 
 
 def _spots(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamgen import machine
+from streamgen.bench_browser import chromium, measure_screen
 from streamgen.bench_figures import Figure, Growth, Load, ages_ms, doubts, percentile, ratios
 from streamgen.bench_process import ServerProcess, Usage, ice_on_loopback
 from streamgen.bench_server import serve_aiortc, serve_engine, serve_reel
@@ -52,7 +53,8 @@ NOTES: Final = (
     "aiortc: its own encoder for each viewer, at the most it gives (VP8 1.5, H.264 3 Mbit/s)",
     "offer: from the POST to the last packet of the first frame, session running",
     "age: from when the pacer has a frame due to when its last byte is with the viewer's code; "
-    "late wake-ups, fan-out, encryption and sockets are in it, encoding and decoding are not",
+    "late wake-ups, fan-out, encryption and sockets are in it, encoding and decoding are not; on "
+    "Chromium's screen: to the animation frame that shows it, decoding and drawing included",
     "lag: how late the server's event loop runs what is due, looked at every 5 ms",
 )
 
@@ -67,6 +69,7 @@ class Plan:
     offers: int = 8
     engine_sessions: int = 12
     engine_jpeg_viewers: int = 3
+    browser: bool = False  # measure what Chromium shows, too
 
 
 def run(
@@ -87,6 +90,9 @@ def run(
             message = f"sessions {counts}: bench transport takes one number, as in --sessions 12"
             raise ConfigError(message, param="sessions")
         plan = dataclasses.replace(plan, engine_sessions=options.sessions[0])
+    if options.browser:
+        with chromium():  # or it is told before anything was measured
+            plan = dataclasses.replace(plan, browser=True)
     preset = preset or find_preset(engine.model)
     facts = {"machine": _machine(), "config": _config(plan, preset, options.seconds)}
     for name, values in facts.items():
@@ -111,6 +117,8 @@ async def measure(
     print("\nmeasuring the server", flush=True)
     async with ServerProcess(serve_reel, plan.picture) as server:
         ours, figures = await _measure_server(server, plan, seconds)
+        if plan.browser:
+            figures += await measure_screen(server, plan.picture, seconds)
     others = {}
     for codec, name in AIORTC.items():
         print(f"measuring {name}", flush=True)

@@ -135,6 +135,7 @@ class BenchConfig:
         None, path, "file that gets machine, configuration and rows"
     )
     csv: Path | None = option(None, path, "file that gets the rows")  # noqa: RUF009
+    browser: bool = option(False, switch, "transport: measure what Chromium shows, too")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig)
     app = create_app(EngineHost(client), transport_options(client.config, server))
     config = uvicorn_config(app, server.ssl_certfile, server.ssl_keyfile)
     line = announcement(client.preset.name, sock, server)
-    web = WebServer(config, line, app.state.goodbye)
+    web = WebServer(config, line, app.state.sessions.goodbye)
     with stopping(web.stop):
         await _start_engine(client)
         watching = asyncio.create_task(_watch_engine(client, web))

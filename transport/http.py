@@ -61,7 +61,7 @@ def create_app(host: StreamHost, options: TransportOptions) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.state.goodbye = sessions.goodbye  # for whoever runs the server, when it is to stop
+    app.state.sessions = sessions  # for whoever runs the server, to say goodbye and to measure
     app.add_middleware(PathPrefix, root_path=options.root_path)
     add_handlers(app)
     _add_facts(app, host, options)

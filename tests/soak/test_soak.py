@@ -1,7 +1,8 @@
-"""Sessions come and go for long, played in real time: memory stays flat and nobody is late.
+"""Sessions come and go for long, played as time goes by: memory stays flat and nobody is late.
 
-`make soak` runs it for 20 minutes; `make test` for a twentieth of that, where lateness is told and
-not judged: a shared machine may stand still for a moment.
+`make soak` runs it for 20 minutes, `make test` for a twentieth of that. Its time is that of the
+process: what it computes and what it sleeps. So nobody is late because another process had the
+cores.
 """
 
 from __future__ import annotations
@@ -15,20 +16,35 @@ from pathlib import Path
 from streamgen.bench_live import Playout
 from streamgen.errors import Capacity, NotFound
 from streamgen.messages import Chunk, Event, Failed, Rewind, SetPrompt, Update
-from streamgen.session import Session
+from streamgen.session import Session, SessionState
 from streamgen.session_config import SessionRequest
 from streamgen.startup import start_engine
 from tests.streamgen.tiny import TINY, tiny_config
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
 IS_LONG = SECONDS >= 600
-GRACE_S = 2.0  # after a rewind or a recache a stream may stand for a moment
+GRACE_S = 2.0  # a stream may stand for a moment after a rewind, a recache or a wait for a place
 SLOPE_BYTES = 1_000_000  # a thousand chunks or sessions may add so much
 
 
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class ProcessClock:
+    """Time that stands still while other processes compute."""
+
+    def __init__(self) -> None:
+        self._slept_s = 0.0
+
+    def now(self) -> float:
+        return time.process_time() + self._slept_s
+
+    def sleep(self, seconds: float) -> None:
+        before = time.process_time()
+        time.sleep(seconds)
+        self._slept_s += max(0.0, seconds - (time.process_time() - before))
 
 
 class Crowd:
@@ -40,31 +56,34 @@ class Crowd:
         self.leaves_at: dict[str, float] = {}
         self.excused_until: dict[str, float] = {}
         self.num_sessions = self.num_chunks = self.num_missed = self.num_refused = 0
+        self.clock = ProcessClock()
         options = tiny_config(max_utilisation="0.85", max_sessions=4, max_queue=4)
-        self.engine = start_engine(options, self.deliver, preset=TINY)
+        self.engine = start_engine(options, self.deliver, preset=TINY, clock=self.clock.now)
 
     def deliver(self, session_id: str, item: Chunk | Event) -> None:
         assert not isinstance(item, Failed), item
         playout = self.playouts.get(session_id)
         if isinstance(item, Chunk) and playout is not None:
-            now, missed = time.monotonic(), playout.num_missed
+            now, missed = self.clock.now(), playout.num_missed
             playout.take(item, now)
             self.num_chunks += 1
             if playout.num_missed > missed and now > self.excused_until[session_id]:
                 self.num_missed += 1
 
     def run(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
+        until = self.clock.now() + seconds
         act_at = 0.0
-        while (now := time.monotonic()) < until:
+        while (now := self.clock.now()) < until:
             for session_id, playout in self.playouts.items():
+                if self.engine.sessions[session_id].state is SessionState.QUEUED:
+                    self.excused_until[session_id] = now + GRACE_S
                 if (played := playout.play(now)) is not None:
                     self.engine.played(session_id, played)
             if now >= act_at:
                 self.act(now)
                 act_at = now + self.random.uniform(0.02, 0.2)
             if not self.engine.step():
-                time.sleep(0.001)
+                self.clock.sleep(0.001)
 
     def act(self, now: float) -> None:
         for session_id in [i for i, at in self.leaves_at.items() if now >= at]:
@@ -145,4 +164,4 @@ def test_q51_memory_is_flat_and_nobody_is_late_while_sessions_come_and_go() -> N
     assert threading.active_count() <= threads
     assert made > SECONDS / 4
     assert grown < SLOPE_BYTES * (1 + made / 1000 + opened / 1000) + (not IS_LONG) * 8_000_000
-    assert not IS_LONG or crowd.num_missed == 0
+    assert crowd.num_missed == 0
