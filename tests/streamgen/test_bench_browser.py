@@ -15,6 +15,7 @@ def test_each_picture_of_the_reel_carries_its_number() -> None:
 
 def test_an_age_is_told_from_the_nearest_frame_of_that_number() -> None:
     dues = [(index, 10 + index / 20, {}) for index in range(64)]  # numbers come again after 0.8 s
-    seen = [(0, 10.02), (5, 10.30), (0, 10.86), (15, 14.2)]  # nothing was due within a time of the last
+    # Nothing was due shortly before the last one was seen.
+    seen = [(0, 10.02), (5, 10.30), (0, 10.86), (15, 14.2)]
     ages = screen_ages_ms(seen, dues, 16)
     np.testing.assert_allclose(ages, [20, 50, 60])
