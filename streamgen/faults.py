@@ -27,6 +27,7 @@ POINTS: Final[dict[str, tuple[str, ...]]] = {
     "pass.nan": ("nan",),
     "cache.write": RAISING,
     "vae.decode": RAISING,
+    "graph.capture": RAISING,
     "worker.kill": ("kill",),
     "worker.stall": ("SECONDS",),
 }
