@@ -7,7 +7,6 @@ pages replay the same graph; a smaller batch is padded to the next number captur
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -15,12 +14,21 @@ import torch
 from torch import Tensor
 
 from streamgen.faults import NO_FAULTS, Faults
-
-logger: Final = logging.getLogger(__name__)
+from streamgen.models.causal_dit import CausalDiT
 
 GRAPH_ROWS: Final = (1, 2, 3, 4, 6, 8)
 # Before it is captured a forward makes what it makes once: workspaces, tables, compiled kernels.
 WARM_UPS: Final = 2
+
+
+def compile_blocks(dit: CausalDiT) -> None:
+    """Let torch compile what blocks do before and after their self-attention.
+
+    All blocks share the compiled code, one for each number of rows; attention itself is left alone.
+    """
+    for block in dit.layers:
+        for part in ("before_attention", "after_attention"):
+            setattr(block, part, torch.compile(getattr(block, part), dynamic=False))
 
 
 class Graph(Protocol):

@@ -202,7 +202,7 @@ class ModelRunner:
         return flow
 
     @torch.inference_mode()
-    def capture_graphs(self, new_graph: Callable[[], Graph]) -> None:
+    def capture_graphs(self, new_graph: Callable[[], Graph], faults: Faults = NO_FAULTS) -> None:
         """Capture passes of full chunks, so many rows at a time; say so when that fails.
 
         Rows of padding are captured: they leave no trace in the pool.
@@ -215,7 +215,7 @@ class ModelRunner:
             return lambda: self._flow(inputs)
 
         sizes = [size for size in GRAPH_ROWS if size <= self.config.max_rows]
-        problem = self.graphs.capture(sizes, forward_of, new_graph, self.faults)
+        problem = self.graphs.capture(sizes, forward_of, new_graph, faults)
         if problem is not None:
             logger.warning("passes run eagerly, as capturing them failed at %s", problem)
 

@@ -38,7 +38,7 @@ RowKernel = Callable[[Tensor, Tensor, Tensor, RowLengths], Tensor]
 def masked_kernel(q: Tensor, k: Tensor, v: Tensor, lengths: RowLengths) -> Tensor:
     """Attend with torch's product, keys that do not count masked."""
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=lengths.is_visible)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=lengths.is_visible[None, None, None])
     return out[0].transpose(0, 1)
 
 
