@@ -116,10 +116,14 @@ class TextKVPool:
             self.v[layer].index_select(0, index),
         )
 
-    def clear(self) -> None:
-        """Forget all texts. Raises OwnershipError while somebody reads one."""
+    def require_unread(self) -> None:
+        """Raise OwnershipError while somebody reads a slot."""
         if self.num_pinned:
             raise OwnershipError(f"{self.num_pinned} text slots are being read")
+
+    def clear(self) -> None:
+        """Forget all texts. Raises OwnershipError while somebody reads one."""
+        self.require_unread()
         self._empty += reversed(self._slots.values())
         self._slots.clear()
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -34,6 +35,7 @@ from streamgen.cuda_graph import GRAPH_ROWS, Graph, GraphRunner
 from streamgen.embeds import blended, mixed
 from streamgen.faults import NO_FAULTS, Faults
 from streamgen.models.causal_dit import CausalDiT
+from streamgen.models.lora import LoraMerger, LoraSource
 from streamgen.models.presets import TextEncoder
 from streamgen.models.rope import frame_table, frame_turn, turn_pages
 from streamgen.pass_inputs import InputBuffers, PassInputs
@@ -85,6 +87,7 @@ class ModelRunner:
         self.text_encoder = text_encoder
         self.faults = faults
         self._embeds: dict[str, Tensor] = {}
+        self._loras: LoraMerger | None = None
         shape, device = dit.config, config.device
         _, height, width = config.latent_shape
         tokens = shape.tokens_per_frame(height, width)
@@ -159,6 +162,19 @@ class ModelRunner:
     def release_text(self, slot: int) -> None:
         """Unpin a slot; it stays until another prompt needs its place."""
         self.text.unpin(slot)
+
+    def set_loras(self, sources: Sequence[LoraSource | str | Path]) -> None:
+        """Merge these LoRAs, and no others, into the weights of all sessions; none restores them.
+
+        They are written in place, so that captured passes go by them from their next replay on,
+        and K/V of texts are made again. Raises CheckpointError, or OwnershipError while a chunk is
+        under way; then all is as it was.
+        """
+        self.text.require_unread()
+        if self._loras is None:
+            self._loras = LoraMerger(self.dit)
+        self._loras.load(sources)
+        self.text.clear()
 
     def run(self, batch: StepBatch) -> list[Tensor]:
         """Return each row's flow, float32 `[frames, C, h, w]`, having written its K/V."""

@@ -199,13 +199,13 @@ class Passes:
 
     def _note_of(self, num_rows: int, works: Sequence[tuple[Session, Work]]) -> Note:
         """Return what takes a forward's seconds in."""
-        refills = any(isinstance(work, Refill) for _, work in works)
+        refills, is_alone = any(isinstance(work, Refill) for _, work in works), len(works) == 1
         is_full = all(session.sees_full_window for session, _ in works)
 
         def note(seconds: float) -> None:
             self.busy_s += seconds
             if refills:
-                if len(works) == 1:
+                if is_alone:
                     self.costs.observe_recache(seconds)
             elif is_full:
                 self.costs.observe(num_rows, seconds)

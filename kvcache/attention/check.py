@@ -41,7 +41,8 @@ def wrong_by(
     one_layer = replace(geometry, num_layers=1, tokens_per_frame=geometry.page_tokens)
     q, k, v, pool = _problem(one_layer, device)
     tolerance = TOLERANCE.get(geometry.dtype, FULL_TOLERANCE)
-    expected = _reference(pool, q, k, v)
+    pages = _written(pool, k, v)
+    expected = _reference(pages, q)
     try:
         plan = make(name, pool, PageLimits(MOST_VISIBLE)).plan(ROWS, q.shape[1])
         found = plan(0, q, k, v)
@@ -52,6 +53,8 @@ def wrong_by(
         return f"it raises {type(error).__name__}: {error}"
     if not is_finite:
         return "it gives values that are not finite"
+    if not all(torch.equal(a[0][:-1], b) for a, b in zip((pool.k, pool.v), pages, strict=True)):
+        return "its K/V are not on the pages they belong to"
     error = _largest_error(found, expected, plan.num_tokens)
     if error > tolerance:
         return f"it is {error:.2g} off the reference on random pages, {tolerance:g} allowed"
@@ -84,18 +87,22 @@ def _problem(geometry: KVGeometry, device: torch.device) -> tuple[Tensor, Tensor
     return wanted * (12 / geometry.head_dim**0.5), k, v, pool
 
 
-def _reference(pool: KVPool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return what the rows should see, in float32, writing to copies of the pages."""
-    exact_k, exact_v = pool.k[0].float(), pool.v[0].float()
-    page = exact_k.shape[1:]
+def _written(pool: KVPool, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pages as they should be after the forward."""
+    pages_k, pages_v = pool.k[0][:-1].clone(), pool.v[0][:-1].clone()
     for i, row in enumerate(ROWS):
         for j, target in enumerate(row.write_pages):
-            exact_k[target] = k[i].reshape(-1, *page)[j].float()
-            exact_v[target] = v[i].reshape(-1, *page)[j].float()
+            pages_k[target] = k[i].reshape(PAGES_A_ROW, *pages_k.shape[1:])[j]
+            pages_v[target] = v[i].reshape(PAGES_A_ROW, *pages_v.shape[1:])[j]
+    return pages_k, pages_v
+
+
+def _reference(pages: tuple[Tensor, Tensor], q: Tensor) -> Tensor:
+    """Return what the rows should see on these pages, in float32."""
     out = torch.zeros_like(q, dtype=torch.float32)
     for i, row in enumerate(ROWS):
         if row.visible_pages:
-            keys, values = (x[list(row.visible_pages)].flatten(0, 1) for x in (exact_k, exact_v))
+            keys, values = (x[list(row.visible_pages)].flatten(0, 1).float() for x in pages)
             out[i] = fused_kernel(q[i].float(), keys, values)
     return out
 

@@ -122,8 +122,8 @@ def choose(
 ) -> Choice:
     """Return the backend asked for, or for "auto" the first that works and computes rightly.
 
-    Each is compared with the reference on random pages, but for the reference itself, which CPUs
-    use. Raises BackendError when the one asked for is missing, cannot work here or is wrong.
+    On CUDA each is compared with plain torch on random pages. Raises BackendError when the one
+    asked for is missing, cannot work here or is wrong.
     """
     facts = facts or facts_of(geometry, device)
     if wanted != "auto" and wanted not in MODULES:
@@ -131,7 +131,7 @@ def choose(
     passed_over = []
     for name in MODULES if wanted == "auto" else (wanted,):
         problem = refusal(name, facts)
-        if problem is None and facts.device != "cpu":
+        if problem is None and facts.device == "cuda":
             problem = wrong_by(name, geometry, device, make)
         if problem is None:
             return Choice(name, "; ".join(passed_over) or "it is the first choice")

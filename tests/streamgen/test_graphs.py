@@ -1,0 +1,316 @@
+"""Passes over static inputs, eager and replayed: the same values, and a contract that graphs need.
+
+A tape stands in for the CUDA graph (tests/tape.py): it replays operations where their tensors were.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvcache import OwnershipError, PageTable, WindowConfig, build
+from streamgen.cuda_graph import GRAPH_ROWS
+from streamgen.faults import Faults
+from streamgen.model_runner import ModelRunner, Row, RunnerConfig, StepBatch
+from streamgen.models.causal_dit import CausalDiT, DiTConfig
+from streamgen.models.loader import CheckpointError
+from streamgen.parity.replay import GivenText
+from streamgen.text import TextMix
+from tests.oracle import random_weights
+from tests.streamgen.checkpoints import saved
+from tests.tape import Tape, TapeGraph
+
+SHAPE = (4, 4, 4)
+CHUNK = 3
+WINDOW = WindowConfig(9, 2, rotary="relative")
+READS_OF_THE_DEVICE = ("_local_scalar_dense", "item", "nonzero", "equal")
+
+
+def new_runner(
+    *, static: bool = True, device: str = "cpu", visible: int = 9, deterministic: bool = False
+) -> ModelRunner:
+    """Return a runner over small random weights; `static`: its inputs are, as on CUDA."""
+    model = CausalDiT(
+        DiTConfig(
+            dim=24, ffn_dim=40, num_layers=2, num_heads=2, text_dim=6, text_len=5, in_dim=4,
+            out_dim=4, freq_dim=16,
+        )
+    )  # fmt: skip
+    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    model.load_state_dict(random_weights(shapes, seed=2))
+    config = RunnerConfig(
+        latent_shape=SHAPE, chunk_frames=CHUNK, num_frames=80, max_rows=8, text_slots=4,
+        device=torch.device(device), poison_freed=device == "cpu", deterministic=deterministic,
+        attention_backend="sdpa", visible_frames=visible, turned_frames=WINDOW.sink_frames,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(3)
+    prompts = tuple(torch.randn(5, 6, generator=generator) for _ in range(3))
+    text = GivenText(prompts)
+    runner = ModelRunner(model.requires_grad_(False), text, torch.float32, config)
+    if static:
+        limits, turn = runner.page_limits, runner.static_turn
+        runner.static_attention = build("sdpa", runner.pool, limits, turn)
+    return runner
+
+
+class Stream:
+    """A session's pages and latents; its passes come one after the other."""
+
+    def __init__(self, runner: ModelRunner, seed: int, window: WindowConfig = WINDOW) -> None:
+        self.table = PageTable(runner.pool, window, CHUNK)
+        self.slot = runner.acquire_text(TextMix.of(str(seed % 3)))
+        self.generator = torch.Generator().manual_seed(seed)
+        self.commit: Row | None = None
+
+    def rows(self, timestep: float) -> list[Row]:
+        """Begin a chunk: its first pass, and the commit of the one before it."""
+        row = Row(self.latents(), timestep, self.table.begin(CHUNK), self.slot)
+        rows = [row] if self.commit is None else [self.commit, row]
+        self.table.commit()
+        self.commit = Row(row.latents / 2, 0.0, row.staging, self.slot)
+        return rows
+
+    def latents(self) -> Tensor:
+        return torch.randn(CHUNK, *SHAPE, generator=self.generator)
+
+
+def run_streams(runner: ModelRunner, num_chunks: int = 7) -> list[list[Tensor]]:
+    """Return the flows of forwards of 1 to 6 rows, windows filling and full, sessions joining."""
+    streams: list[Stream] = []
+    flows = []
+    for chunk in range(num_chunks):
+        if len(streams) < 3:
+            streams.append(Stream(runner, len(streams)))
+        rows = [row for i, s in enumerate(streams) for row in s.rows(900.0 - 100 * i - chunk)]
+        flows.append(runner.run(StepBatch(tuple(rows))))
+    return flows
+
+
+def close(some: Sequence[Sequence[Tensor]], others: Sequence[Sequence[Tensor]]) -> None:
+    for one, other in zip(some, others, strict=True):
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def captured(runner: ModelRunner) -> list[TapeGraph]:
+    graphs: list[TapeGraph] = []
+
+    def new_graph() -> TapeGraph:
+        graphs.append(TapeGraph())
+        return graphs[-1]
+
+    runner.capture_graphs(new_graph)
+    return graphs
+
+
+def test_static_inputs_give_what_the_reference_gives() -> None:
+    close(run_streams(new_runner()), run_streams(new_runner(static=False)))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_replays_give_what_eager_passes_give(deterministic: bool) -> None:
+    """Each flow as it was returned, though later replays use the same memory."""
+    runner = new_runner(deterministic=deterministic)
+    graphs = captured(runner)
+    assert runner.graphs.sizes == GRAPH_ROWS
+    eager = new_runner(deterministic=deterministic)
+    close(run_streams(runner), run_streams(eager))
+    assert runner.num_eager == 0
+    assert eager.num_eager == sum(graph.replays for graph in graphs) > 6
+    for mine, theirs in zip(
+        runner.pool.k + runner.pool.v, eager.pool.k + eager.pool.v, strict=True
+    ):
+        torch.testing.assert_close(mine[:-1], theirs[:-1], atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_graphs_are_captured_largest_first_and_leave_no_trace() -> None:
+    runner = new_runner()
+    before = [t[:-1].clone() for t in runner.pool.k + runner.pool.v]
+    sizes: list[int] = []
+    capture = runner.graphs.capture
+
+    def watched(*arguments: object) -> str | None:
+        forward_of = arguments[1]
+
+        def watched_forward_of(size: int) -> object:
+            sizes.append(size)
+            return forward_of(size)  # type: ignore[operator]
+
+        return capture(arguments[0], watched_forward_of, *arguments[2:])  # type: ignore[arg-type]
+
+    runner.graphs.capture = watched  # type: ignore[method-assign, assignment]
+    captured(runner)
+    assert sizes == list(reversed(GRAPH_ROWS))
+    for tensor, old in zip(runner.pool.k + runner.pool.v, before, strict=True):
+        assert torch.equal(tensor[:-1].nan_to_num(7.0), old.nan_to_num(7.0))
+
+
+def test_five_rows_take_the_graph_of_six_and_are_those_of_five() -> None:
+    runner, eager = new_runner(), new_runner()
+    graphs = captured(runner)
+    results = []
+    for one in (runner, eager):
+        streams = [Stream(one, seed) for seed in range(5)]
+        results.append([one.run(StepBatch(tuple(s.rows(500.0)[0] for s in streams)))])
+    close(*results)
+    replays = {size: g.replays for size, g in zip(reversed(GRAPH_ROWS), graphs, strict=True)}
+    assert replays == {size: int(size == 6) for size in GRAPH_ROWS}
+
+
+@pytest.mark.parametrize(
+    ("window", "length", "num_eager"),
+    [
+        (WINDOW, 2, 4),  # a shorter chunk
+        (WindowConfig(12), CHUNK, 1),  # in the end it sees more than the static lists hold
+        (WindowConfig(9, 3, rotary="relative"), CHUNK, 1),  # and here a larger sink is rotated
+    ],
+)
+def test_what_was_not_captured_runs_eagerly_and_is_counted(
+    window: WindowConfig, length: int, num_eager: int
+) -> None:
+    results = []
+    for runner in (new_runner(), new_runner(static=False)):
+        if runner.static_attention is not None:
+            captured(runner)
+        stream, flows = Stream(runner, 0, window), []
+        for _ in range(4):
+            staging = stream.table.begin(length)
+            row = Row(stream.latents()[:length], 700.0, staging, stream.slot)
+            flows.append(runner.run(StepBatch((row,))))
+            stream.table.commit()
+        results.append((flows, runner.num_eager))
+    assert results[0][1] == num_eager
+    close(results[0][0], results[1][0])
+
+
+@pytest.mark.parametrize("kind", ["oom", "error"])
+def test_q48_a_capture_that_fails_leaves_eager_passes_and_says_why(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = new_runner()
+    with caplog.at_level(logging.WARNING):
+        runner.capture_graphs(TapeGraph, Faults.parse(f"graph.capture:{kind}@2"))
+    assert "passes run eagerly, as capturing them failed at 6 rows" in caplog.text
+    assert f"fault graph.capture:{kind}" in caplog.text
+    assert runner.graphs.sizes == ()
+    close(run_streams(runner), run_streams(new_runner()))
+    assert runner.num_eager > 0
+
+
+def prepared(runner: ModelRunner) -> StepBatch:
+    """Return a forward of four rows with full windows."""
+    streams = [Stream(runner, seed) for seed in range(2)]
+    for _ in range(5):
+        rows = [row for s in streams for row in s.rows(500.0)]
+        runner.run(StepBatch(tuple(rows)))
+    return StepBatch(tuple(row for s in streams for row in s.rows(300.0)))
+
+
+def test_a_pass_asks_the_device_for_nothing_and_keeps_nothing() -> None:
+    runner = new_runner()
+    batch = prepared(runner)
+    tape = Tape(record=False)
+    with tape:
+        flows = runner.run(batch)
+    assert len(tape.names) > 100
+    assert not [name for name in tape.names if any(read in name for read in READS_OF_THE_DEVICE)]
+    gc.collect()
+    kept = [made() for made in tape.made if made() is not None]
+    allowed = {flow.untyped_storage().data_ptr() for flow in flows}
+    buffers = vars(runner.inputs).values()
+    allowed |= {b.untyped_storage().data_ptr() for b in buffers if isinstance(b, Tensor)}
+    assert {t.untyped_storage().data_ptr() for t in kept if t is not None} <= allowed
+
+
+def test_a_pass_needs_no_value_and_stays_on_its_device() -> None:
+    """On the meta device, where there are none: only filling the inputs meets the host."""
+    runner = new_runner(device="meta")
+    static = runner.static_attention
+    assert static is not None
+    table = PageTable(runner.pool, WINDOW, CHUNK)
+    row = Row(torch.zeros(CHUNK, *SHAPE), 500.0, table.begin(CHUNK), 0)
+    with torch.inference_mode():
+        inputs = runner.inputs.fill([row], 2, CHUNK, static, is_static=True)
+        tape = Tape(record=False)
+        with tape:
+            flow = runner._flow(inputs)
+    assert flow.shape == (2, CHUNK, *SHAPE)
+    assert tape.devices == {"meta"}
+
+
+def test_inputs_and_pages_keep_their_addresses() -> None:
+    runner = new_runner()
+    batch = prepared(runner)
+
+    def addresses(size: int) -> list[int]:
+        assert runner.static_attention is not None
+        rows = batch.rows[:size]
+        inputs = runner.inputs.fill(rows, size, CHUNK, runner.static_attention, is_static=True)
+        tensors = [inputs.latents, inputs.timesteps, inputs.frame_index, runner.inputs._text_slots]
+        return [t.data_ptr() for t in (*tensors, *runner.pool.k, *runner.pool.v)]
+
+    first = addresses(4)
+    for _ in range(3):
+        runner.run(batch)
+        assert addresses(2) == first
+        assert addresses(4) == first
+
+
+def output_hash(runner: ModelRunner) -> str:
+    """Return a digest of a first pass, from text to flow."""
+    stream = Stream(runner, 1)
+    [flow] = runner.run(StepBatch((stream.rows(800.0)[0],)))
+    stream.table.release()
+    runner.release_text(stream.slot)
+    return hashlib.sha256(flow.numpy().tobytes()).hexdigest()
+
+
+def lora(folder: Path, seed: int, columns: int = 24) -> Path:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in ("blocks.0.self_attn.q", "blocks.1.cross_attn.k"):
+        tensors[f"diffusion_model.{layer}.lora_up.weight"] = torch.randn(24, 2, generator=generator)
+        down = torch.randn(2, columns, generator=generator)
+        tensors[f"diffusion_model.{layer}.lora_down.weight"] = down
+    return saved(folder / f"{seed}-{columns}.safetensors", tensors)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_q45_a_lora_shows_in_the_next_replay_and_leaves_without_a_trace(
+    graphs: bool, tmp_path: Path
+) -> None:
+    runner = new_runner()
+    if graphs:
+        captured(runner)
+    a, b, wrong = lora(tmp_path, 1), lora(tmp_path, 2), lora(tmp_path, 3, columns=23)
+    seen: dict[Path | None, set[str]] = {None: {output_hash(runner)}, a: set(), b: set()}
+    for path in [a, b, a, None] * 3:
+        runner.set_loras([path] if path else [])
+        seen[path].add(output_hash(runner))
+        for failing in (wrong, tmp_path / "absent.safetensors"):
+            with pytest.raises(CheckpointError):
+                runner.set_loras([failing])
+        assert output_hash(runner) in seen[path]
+    assert [len(hashes) for hashes in seen.values()] == [1, 1, 1]
+    assert len(set.union(*seen.values())) == 3
+    fresh = new_runner()
+    fresh.set_loras([a])
+    assert output_hash(fresh) in seen[a]
+    assert (runner.num_eager == 0) is graphs
+
+
+def test_q45_weights_are_not_changed_under_a_chunk(tmp_path: Path) -> None:
+    runner = new_runner()
+    before = output_hash(runner)
+    stream = Stream(runner, 0)
+    with pytest.raises(OwnershipError, match="1 text slots are being read"):
+        runner.set_loras([lora(tmp_path, 1)])
+    runner.release_text(stream.slot)
+    assert output_hash(runner) == before
