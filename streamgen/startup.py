@@ -11,13 +11,14 @@ from typing import Final
 import torch
 
 from kvcache import BackendError, KVGeometry, WindowConfig, choose
+from streamgen import quantize
 from streamgen.card_memory import memory_parts
 from streamgen.config import EngineConfig
 from streamgen.cuda_graph import compile_blocks, cuda_graphs
 from streamgen.decoder import StreamingDecoder
 from streamgen.device import DeviceFacts, find_device, idle_card, require_memory
 from streamgen.engine import StreamEngine
-from streamgen.errors import ConfigError
+from streamgen.errors import ConfigError, Unsupported
 from streamgen.faults import Faults
 from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
 from streamgen.lives import Output
@@ -101,6 +102,9 @@ def start_engine(
     runner = ModelRunner(model.dit, model.text_encoder, dtypes[0], sizes)
     model.vae.to(device, dtypes[1])
     faults = Faults.parse(config.faults)
+    if config.quantization != "none":
+        psnr = quantize.quantize(runner, preset, window)
+        logger.info("fp8: latents of two chunks have a PSNR of %.1f dB against %s", psnr, dtypes[0])
     if config.compile:
         compile_blocks(runner.dit)
     if device.type == "cuda" and not config.enforce_eager:
@@ -126,7 +130,15 @@ def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> N
     device, dit = sizes.device, preset.dit
     if config.compile and device.type != "cuda":
         raise ConfigError(f"compile is for CUDA, and the device is {device}", param="compile")
+    if config.kv_cache_dtype != "auto":
+        raise Unsupported(
+            "kv_cache_dtype fp8: no attention backend of this version reads 8-bit K/V; leave it "
+            "at auto",
+            param="kv_cache_dtype",
+        )
     dtype = fixed_dtype(config, device) or torch.float32
+    if config.quantization != "none" and (why := quantize.refusal(device, dtype)):
+        raise ConfigError(f"quantization {config.quantization}: {why}", param="quantization")
     tokens = dit.tokens_per_frame(*sizes.latent_shape[1:])
     geometry = KVGeometry(dit.num_layers, dit.num_heads, dit.head_dim, tokens, tokens, dtype)
     try:
