@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from streamgen.model_runner import RunnerConfig
 
 
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a host's tensor on a device, without waiting for what the device is doing."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True, slots=True)
 class PassInputs:
     """The arguments of a forward: R rows of F frames."""

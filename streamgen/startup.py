@@ -93,6 +93,8 @@ def start_engine(
     torch.set_num_threads(config.threads or max(1, num_cores() - DECODER_THREADS))
     if device.type == "cpu":
         keep_freed_memory()
+    elif device.index is not None:
+        torch.cuda.set_device(device)  # of this thread, which is the passes'
     report("weights", 0.0)
     model = build(preset, dummy=config.load_format == "dummy")
     report("measuring", 0.4)

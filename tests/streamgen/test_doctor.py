@@ -45,9 +45,7 @@ def test_q54_attention_that_gives_noise_is_caught(monkeypatch: pytest.MonkeyPatc
 def test_q55_doctor_fails_with_a_card_that_stays_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     idle = DeviceFacts("2.13.0+cpu", None, (), None, True, ())
     monkeypatch.setattr(DeviceFacts, "here", lambda: idle)
-    with pytest.raises(
-        doctor.CheckFailed, match=r"has an NVIDIA driver, but torch 2\.13\.0\+cpu is"
-    ):
+    with pytest.raises(doctor.CheckFailed, match="has an NVIDIA driver, but torch"):
         doctor.check_device()
     assert doctor.facts()["cuda"] == "not in this torch, 0 devices"
     old = CardFacts("Tesla V100", (7, 0), 2**30, 2**34)
