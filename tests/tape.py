@@ -7,6 +7,7 @@ or read from a tensor that was replaced since, is therefore stale, and shows.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -39,12 +40,25 @@ class Tape(TorchDispatchMode):
             self._steps.append((func, args, kwargs, out))
         return out
 
+    def kept(self) -> set[int]:
+        """Return the memory of what was made and is still there."""
+        gc.collect()
+        living = [made() for made in self.made]
+        return {x.untyped_storage().data_ptr() for x in living if x is not None}
+
     def replay(self) -> None:
         for func, args, kwargs, out in self._steps:
             again = func(*args, **kwargs)
             for old, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
+
+
+def storages() -> set[int]:
+    """Return the memory of all tensors that there are."""
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if isinstance(x, Tensor)]
+    return {x.untyped_storage().data_ptr() for x in tensors}
 
 
 class TapeGraph:

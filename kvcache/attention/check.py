@@ -77,6 +77,9 @@ def _problem(geometry: KVGeometry, device: torch.device) -> tuple[Tensor, Tensor
     pool.k[0][8], pool.v[0][8] = pool.k[0][1], UNSEEN
     wanted = torch.zeros_like(k)
     for i, row in enumerate(ROWS):
+        num_tokens = len(row.write_pages) * geometry.page_tokens
+        k[i, num_tokens:].unflatten(0, (-1, geometry.page_tokens))[:] = pool.k[0][6]
+        v[i, num_tokens:] = UNSEEN  # padding, which goes to the scratch page
         new = k[i].reshape(PAGES_A_ROW, *pool.k[0].shape[1:])
         own = {page: new[j] for j, page in enumerate(row.write_pages)}
         if row.visible_pages:

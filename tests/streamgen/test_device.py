@@ -41,7 +41,7 @@ def test_a_card_is_taken_where_there_is_one() -> None:
         (
             "cuda",
             {"cuda_version": None, "torch_version": "2.13.0+cpu", "cards": ()},
-            "torch 2.13.0+cpu is built without CUDA; use cpu, or install a CUDA build",
+            r"torch 2.13.0\+cpu is built without CUDA; use cpu, or install a CUDA build",
         ),
         ("cuda", {"cards": (), "visible": ""}, "CUDA_VISIBLE_DEVICES='' leaves no device visible"),
         ("cuda:0", {"cards": (), "visible": "9"}, "CUDA_VISIBLE_DEVICES='9' leaves no device"),

@@ -63,10 +63,11 @@ def run(runner: ModelRunner, num_sessions: int = 2, num_chunks: int = 7) -> list
         for table in tables:
             latents = torch.randn(CHUNK, *SHAPE, generator=generator).to(runner.config.device)
             row = Row(latents, 900.0 - 10 * chunk, table.begin(CHUNK), slot)
-            table.commit()
             rows.append(row)
             commits.append(Row(latents / 2, 0.0, row.staging, slot))
         flows += runner.run(StepBatch(tuple(rows)))
+        for table in tables:
+            table.commit()
     return [flow.cpu() for flow in flows]
 
 
