@@ -5,114 +5,28 @@ A tape stands in for the CUDA graph (tests/tape.py): it replays operations where
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from kvcache import OwnershipError, PageTable, WindowConfig, build
+from kvcache import PageTable, WindowConfig
 from streamgen.cuda_graph import GRAPH_ROWS
 from streamgen.faults import Faults
-from streamgen.model_runner import ModelRunner, Row, RunnerConfig, StepBatch
-from streamgen.models.causal_dit import CausalDiT, DiTConfig
-from streamgen.models.loader import CheckpointError
-from streamgen.parity.replay import GivenText
-from streamgen.text import TextMix
-from tests.oracle import random_weights
-from tests.streamgen.checkpoints import saved
+from streamgen.model_runner import ModelRunner, Row, StepBatch
+from tests.streamgen.static_runner import (
+    CHUNK,
+    SHAPE,
+    WINDOW,
+    Stream,
+    captured,
+    close,
+    new_runner,
+    run_streams,
+)
 from tests.tape import Tape, TapeGraph, storages
 
-SHAPE = (4, 4, 4)
-CHUNK = 3
-WINDOW = WindowConfig(9, 2, rotary="relative")
 READS_OF_THE_DEVICE = ("_local_scalar_dense", "item", "nonzero", "equal")
-
-
-def new_runner(
-    *, static: bool = True, device: str = "cpu", visible: int = 9, deterministic: bool = False
-) -> ModelRunner:
-    """Return a runner over small random weights; `static`: its inputs are, as on CUDA."""
-    model = CausalDiT(
-        DiTConfig(
-            dim=24, ffn_dim=40, num_layers=2, num_heads=2, text_dim=6, text_len=5, in_dim=4,
-            out_dim=4, freq_dim=16,
-        )
-    )  # fmt: skip
-    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    model.load_state_dict(random_weights(shapes, seed=2))
-    config = RunnerConfig(
-        latent_shape=SHAPE, chunk_frames=CHUNK, num_frames=80, max_rows=8, text_slots=4,
-        device=torch.device(device), poison_freed=device == "cpu", deterministic=deterministic,
-        attention_backend="sdpa", visible_frames=visible, turned_frames=WINDOW.sink_frames,
-    )  # fmt: skip
-    generator = torch.Generator().manual_seed(3)
-    prompts = tuple(torch.randn(5, 6, generator=generator) for _ in range(3))
-    text = GivenText(prompts)
-    runner = ModelRunner(model.requires_grad_(False), text, torch.float32, config)
-    if static:
-        limits, turn = runner.page_limits, runner.static_turn
-        runner.static_attention = build("sdpa", runner.pool, limits, turn)
-    return runner
-
-
-class Stream:
-    """A session's pages and latents; its passes come one after the other."""
-
-    def __init__(self, runner: ModelRunner, seed: int, window: WindowConfig = WINDOW) -> None:
-        self.table = PageTable(runner.pool, window, CHUNK)
-        self.slot = runner.acquire_text(TextMix.of(str(seed % 3)))
-        self.generator = torch.Generator().manual_seed(seed)
-        self.commit: Row | None = None
-
-    def rows(self, timestep: float) -> list[Row]:
-        """Begin a chunk: its first pass, and the commit of the one before it."""
-        row = Row(self.latents(), timestep, self.table.begin(CHUNK), self.slot)
-        rows = [row] if self.commit is None else [self.commit, row]
-        self.commit = Row(row.latents / 2, 0.0, row.staging, self.slot)
-        return rows
-
-    def done(self) -> None:
-        """End the chunk, its pass being run: what it pushed out is gone."""
-        self.table.commit()
-
-    def latents(self) -> Tensor:
-        return torch.randn(CHUNK, *SHAPE, generator=self.generator)
-
-
-def run_streams(runner: ModelRunner, num_chunks: int = 7) -> list[list[Tensor]]:
-    """Return the flows of forwards of 1 to 6 rows, windows filling and full, sessions joining."""
-    streams: list[Stream] = []
-    flows = []
-    for chunk in range(num_chunks):
-        if len(streams) < 3:
-            streams.append(Stream(runner, len(streams)))
-        rows = [row for i, s in enumerate(streams) for row in s.rows(900.0 - 100 * i - chunk)]
-        flows.append(runner.run(StepBatch(tuple(rows))))
-        assert all(flow.isfinite().all() for flow in flows[-1])
-        for stream in streams:
-            stream.done()
-    return flows
-
-
-def close(some: Sequence[Sequence[Tensor]], others: Sequence[Sequence[Tensor]]) -> None:
-    for one, other in zip(some, others, strict=True):
-        for a, b in zip(one, other, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-
-
-def captured(runner: ModelRunner) -> list[TapeGraph]:
-    graphs: list[TapeGraph] = []
-
-    def new_graph() -> TapeGraph:
-        graphs.append(TapeGraph())
-        return graphs[-1]
-
-    runner.capture_graphs(new_graph)
-    return graphs
 
 
 def test_static_inputs_give_what_the_reference_gives() -> None:
@@ -264,56 +178,3 @@ def test_inputs_and_pages_keep_their_addresses() -> None:
         runner.run(batch)
         assert addresses(2) == first
         assert addresses(4) == first
-
-
-def output_hash(runner: ModelRunner) -> str:
-    """Return a digest of a first pass, from text to flow."""
-    stream = Stream(runner, 1)
-    [flow] = runner.run(StepBatch((stream.rows(800.0)[0],)))
-    stream.table.release()
-    runner.release_text(stream.slot)
-    return hashlib.sha256(flow.numpy().tobytes()).hexdigest()
-
-
-def lora(folder: Path, seed: int, columns: int = 24) -> Path:
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for layer in ("blocks.0.self_attn.q", "blocks.1.cross_attn.k"):
-        tensors[f"diffusion_model.{layer}.lora_up.weight"] = torch.randn(24, 2, generator=generator)
-        down = torch.randn(2, columns, generator=generator)
-        tensors[f"diffusion_model.{layer}.lora_down.weight"] = down
-    return saved(folder / f"{seed}-{columns}.safetensors", tensors)
-
-
-@pytest.mark.parametrize("graphs", [False, True])
-def test_q45_a_lora_shows_in_the_next_replay_and_leaves_without_a_trace(
-    graphs: bool, tmp_path: Path
-) -> None:
-    runner = new_runner()
-    if graphs:
-        captured(runner)
-    a, b, wrong = lora(tmp_path, 1), lora(tmp_path, 2), lora(tmp_path, 3, columns=23)
-    seen: dict[Path | None, set[str]] = {None: {output_hash(runner)}, a: set(), b: set()}
-    for path in [a, b, a, None] * 3:
-        runner.set_loras([path] if path else [])
-        seen[path].add(output_hash(runner))
-        for failing in (wrong, tmp_path / "absent.safetensors"):
-            with pytest.raises(CheckpointError):
-                runner.set_loras([failing])
-        assert output_hash(runner) in seen[path]
-    assert [len(hashes) for hashes in seen.values()] == [1, 1, 1]
-    assert len(set.union(*seen.values())) == 3
-    fresh = new_runner()
-    fresh.set_loras([a])
-    assert output_hash(fresh) in seen[a]
-    assert (runner.num_eager == 0) is graphs
-
-
-def test_q45_weights_are_not_changed_under_a_chunk(tmp_path: Path) -> None:
-    runner = new_runner()
-    before = output_hash(runner)
-    stream = Stream(runner, 0)
-    with pytest.raises(OwnershipError, match="1 text slots are being read"):
-        runner.set_loras([lora(tmp_path, 1)])
-    runner.release_text(stream.slot)
-    assert output_hash(runner) == before
