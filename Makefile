@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: serve test style types imports unit soak parity evaluate clean
+.PHONY: serve test style types imports unit soak parity evaluate gpu-check clean
 
 serve: $(VENV)/.core
 	$(BIN)/streamgen serve $(ARGS)
@@ -34,6 +34,10 @@ parity: $(VENV)/.core
 
 evaluate: $(VENV)/.core
 	$(BIN)/python -m streamgen.pocket.evaluate $(ARGS)
+
+# Tests that need a card, then frames a second; where there is none it says so and ends with 3.
+gpu-check: $(VENV)/.dev
+	$(BIN)/python -m streamgen.gpu_check $(ARGS)
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "streamgen needs Python 3.10 or newer")'

@@ -1,9 +1,23 @@
 """Paged sliding-window K/V cache for causal video models, and the attention that reads it."""
 
 from kvcache.allocator import PageAllocator
-from kvcache.attention import AttentionBackend, AttentionPlan, RowPages, SdpaAttention, Turn
+from kvcache.attention import (
+    AttentionBackend,
+    AttentionFacts,
+    AttentionPlan,
+    Choice,
+    PageLimits,
+    RowPages,
+    SdpaAttention,
+    StaticTurn,
+    Turn,
+    build,
+    choose,
+    fill_from_host,
+)
 from kvcache.errors import (
     AuditError,
+    BackendError,
     GeometryError,
     KVCacheError,
     OwnershipError,
@@ -19,14 +33,18 @@ from kvcache.window import Rotary, WindowConfig
 
 __all__ = [
     "AttentionBackend",
+    "AttentionFacts",
     "AttentionPlan",
     "AuditError",
+    "BackendError",
+    "Choice",
     "GeometryError",
     "KVCacheError",
     "KVGeometry",
     "KVPool",
     "OwnershipError",
     "PageAllocator",
+    "PageLimits",
     "PageTable",
     "PoolExhausted",
     "Rotary",
@@ -34,9 +52,13 @@ __all__ = [
     "RowPages",
     "SdpaAttention",
     "Staging",
+    "StaticTurn",
     "TextKVPool",
     "TextRows",
     "Turn",
     "WindowConfig",
     "WindowError",
+    "build",
+    "choose",
+    "fill_from_host",
 ]

@@ -5,7 +5,8 @@
     ├── WindowError       impossible window settings or a frame out of turn (also a ValueError)
     ├── PoolExhausted     not enough pages or slots; try again later
     ├── OwnershipError    a page freed twice, or used by somebody who does not hold it
-    └── AuditError        the allocator's books do not balance
+    ├── AuditError        the allocator's books do not balance
+    └── BackendError      an attention backend is missing, cannot work here, or is wrong
 
 Nothing is changed by a call that raises one of them.
 """
@@ -45,3 +46,7 @@ class OwnershipError(KVCacheError):
 
 class AuditError(KVCacheError):
     """The allocator's books do not balance."""
+
+
+class BackendError(KVCacheError):
+    """An attention backend is missing, cannot work here, or computes something else."""

@@ -109,6 +109,24 @@ class TextKVPool:
         index = torch.tensor(slots, device=self.k.device)
         return lambda layer: (self.k[layer][index], self.v[layer][index])
 
+    def gathered(self, index: Tensor) -> TextRows:
+        """Return the same for slots in an int64 tensor [rows], which is read at each call."""
+        return lambda layer: (
+            self.k[layer].index_select(0, index),
+            self.v[layer].index_select(0, index),
+        )
+
+    def require_unread(self) -> None:
+        """Raise OwnershipError while somebody reads a slot."""
+        if self.num_pinned:
+            raise OwnershipError(f"{self.num_pinned} text slots are being read")
+
+    def clear(self) -> None:
+        """Forget all texts. Raises OwnershipError while somebody reads one."""
+        self.require_unread()
+        self._empty += reversed(self._slots.values())
+        self._slots.clear()
+
     def _evict(self) -> int:
         for key, slot in self._slots.items():
             if not self._pins[slot]:

@@ -20,7 +20,8 @@ SERVER_ONLY: Final = frozenset(
 LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}
 # A plan opens no session: these are about how an engine runs, or for tests.
 NOT_PLANNED: Final = SERVER_ONLY - {"max_session_seconds"} | {
-    "attention_backend", "deterministic", "load_format", "poison_freed_pages", "faults",
+    "attention_backend", "enforce_eager", "compile", "quantization", "kv_cache_dtype",
+    "deterministic", "load_format", "poison_freed_pages", "faults",
 }  # fmt: skip
 REPEATABLE: Final = frozenset({"prompt_at", "ice_server"})
 

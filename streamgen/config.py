@@ -120,7 +120,19 @@ class EngineConfig:
     sink: int | None = option(None, whole(0), "first latent frames that stay visible for ever")
     dtype: str = option("auto", choice("auto", "bf16", "fp32"), "number format; auto measures")
     device: str = option("auto", name, "auto, cpu, cuda or cuda:N")
-    attention_backend: str = option("auto", choice("auto", "sdpa"), "attention implementation")
+    attention_backend: str = option(
+        "auto",
+        choice("auto", "sdpa", "varlen", "flashinfer", "flash_attn"),
+        "attention kernel; auto is the first that works here, and is checked",
+    )
+    enforce_eager: bool = option(False, switch, "run passes without CUDA graphs")
+    compile: bool = option(False, switch, "compile the transformer's blocks (CUDA)")
+    quantization: str = option(
+        "none", choice("none", "fp8"), "fp8: the blocks' matrix products in 8 bits (CUDA, Ada on)"
+    )
+    kv_cache_dtype: str = option(
+        "auto", choice("auto", "fp8"), "number format of K/V; fp8 is not supported yet"
+    )
     max_sessions: int = option(8, whole(1), "sessions that hold cache pages at the same time")
     max_queue: int = option(16, whole(0), "sessions that may wait for a place")
     max_utilisation: float | None = option(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from streamgen.decode_lane import DecodeLane, Moment, decode_lane
 from streamgen.faults import NO_FAULTS, Faults
 
 # Latents after which a decoder's memory is what it would be had it seen the whole stream. Blocks of
@@ -62,7 +63,9 @@ class StreamingDecoder:
         num_threads: int | None,
         state_bytes: int = 0,
         faults: Faults = NO_FAULTS,
+        lane: DecodeLane | None = None,
     ) -> None:
+        self._lane = lane or decode_lane(device)
         self.device = device
         self.dtype = dtype
         self.state_bytes = state_bytes  # of one stream, on the device
@@ -75,7 +78,8 @@ class StreamingDecoder:
 
     def open(self) -> DecoderStream:
         """Return a stream that has decoded nothing: its first latent gives one frame, not four."""
-        return DecoderStream(self._vae.decoder_state())
+        with self._lane.after(self._lane.now()):
+            return DecoderStream(self._vae.decoder_state())
 
     def submit(
         self, stream: DecoderStream, latents: Tensor, num_frames: int
@@ -84,11 +88,12 @@ class StreamingDecoder:
 
         The array `[num_frames, H, W, 3]` is read-only.
         """
-        return self._pool.submit(self._twice, self._decode, stream, latents, num_frames)
+        moment = self._lane.now()
+        return self._pool.submit(self._twice, self._decode, stream, latents, moment, num_frames)
 
     def prime(self, stream: DecoderStream, latents: Tensor) -> None:
         """Remake a stream's memory from its last latents; their pixels are thrown away."""
-        self._pool.submit(self._prime, stream, latents[-PRIME_LATENTS:])
+        self._pool.submit(self._prime, stream, latents[-PRIME_LATENTS:], self._lane.now())
 
     def take_seconds(self) -> Iterator[float]:
         """Yield what decodes took since the last call, each in seconds."""
@@ -99,9 +104,9 @@ class StreamingDecoder:
         """Drop what waits and end the thread after the decode in work."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _prime(self, stream: DecoderStream, latents: Tensor) -> None:
+    def _prime(self, stream: DecoderStream, latents: Tensor, moment: Moment) -> None:
         try:
-            self._twice(self._decode, stream, latents, 0)
+            self._twice(self._decode, stream, latents, moment, 0)
         except Exception as error:  # told by the chunk that comes next
             stream.error = error
 
@@ -116,16 +121,18 @@ class StreamingDecoder:
 
     @torch.inference_mode()
     def _decode(
-        self, stream: DecoderStream, latents: Tensor, num_frames: int
+        self, stream: DecoderStream, latents: Tensor, moment: Moment, num_frames: int
     ) -> npt.NDArray[np.uint8]:
         if stream.error is not None:
             raise stream.error
         self._faults.hit("vae.decode")
         start = time.perf_counter()
-        batch = latents[None].to(self.device, self.dtype)
-        frames, stream.state = self._vae.decode_step(batch, stream.state)
-        wanted = frames[0, :num_frames].float().mul(255).round_().to(torch.uint8)
-        pixels = wanted.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+        with self._lane.after(moment, latents):
+            batch = latents[None].to(self.device, self.dtype)
+            frames, state = self._vae.decode_step(batch, stream.state)
+            wanted = frames[0, :num_frames].float().mul(255).round_().to(torch.uint8)
+            pixels = self._lane.fetch(wanted.permute(0, 2, 3, 1).contiguous())
+        stream.state = state
         pixels.flags.writeable = False
         if num_frames:
             self._seconds.append(time.perf_counter() - start)

@@ -12,8 +12,9 @@ from typing import Final
 import av
 import torch
 
-from kvcache import KVGeometry, KVPool, RowPages, SdpaAttention
+from kvcache import BackendError, KVGeometry, KVPool, RowPages, SdpaAttention, choose
 from streamgen import machine
+from streamgen.device import VISIBLE, DeviceFacts, card_problem, find_device, idle_card
 from streamgen.errors import StreamgenError
 from streamgen.frame_ring import SHARED_MEMORY
 from streamgen.models.presets import PRESETS, Preset, build
@@ -26,6 +27,7 @@ DISTRIBUTIONS: Final = (
 )  # fmt: skip
 WEIGHT_FILES: Final = ("dit.safetensors", "vae.safetensors", "text_encoder.safetensors")
 TOLERANCE: Final = 1e-5  # float32
+WAN_PAGES: Final = KVGeometry(1, 12, 128, 1560, 1560, torch.bfloat16)  # 832x480
 
 
 def run() -> int:
@@ -33,6 +35,7 @@ def run() -> int:
     for name, value in facts().items():
         print(f"{name:<14} {value}")
     checks: dict[str, Callable[[], str]] = {
+        "device": check_device,
         "attention": check_attention,
         "video file": check_video_encoder,
     }
@@ -65,21 +68,35 @@ class CheckFailed(Exception):
 
 def facts() -> dict[str, str]:
     """Return versions and hardware, as a bug report needs them."""
-    gpus = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    device = DeviceFacts.here()
+    visible = "" if device.visible is None else f", {VISIBLE}={device.visible!r}"
+    kernels = f", kernels for {', '.join(device.architectures)}" if device.architectures else ""
     shared = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     return {
         "streamgen": f"{machine.installed_version()}, commit {machine.commit() or 'unknown'}",
         "python": f"{platform.python_version()} at {sys.executable}",
         "system": platform.platform(),
         "cpu": f"{machine.cpu_name()}, {num_cores()} cores for this process",
-        "cuda": f"{torch.version.cuda or 'not in this torch'}, devices: {gpus or 'none'}",
+        "cuda": f"{device.cuda_version or 'not in this torch'}{kernels}{visible}, "
+        f"{len(device.cards)} devices",
+        **{f"cuda:{index}": str(card) for index, card in enumerate(device.cards)},
         "shared memory": f"{shared / 2**20:.0f} MiB free",
         **{name: machine.installed_version(name) for name in DISTRIBUTIONS},
     }
 
 
+def check_device() -> str:
+    """Look for what keeps a card of this machine from being used."""
+    device = DeviceFacts.here()
+    problems = [idle_card(device), *(card_problem(i, device) for i in range(len(device.cards)))]
+    for problem in problems:
+        if problem is not None:
+            raise CheckFailed(problem)
+    return f"{find_device('auto', device)} is what auto takes"
+
+
 def check_attention() -> str:
-    """Compare attention over scattered pages with a dense product."""
+    """Compare attention over scattered pages with a dense product; on a card, choose a backend."""
     pages, tokens, heads, width = 6, 8, 2, 16
     pool = KVPool(KVGeometry(1, heads, width, tokens, tokens, torch.float32), pages)
     order = (4, 0, 3)
@@ -91,7 +108,14 @@ def check_attention() -> str:
     error = float((plan(0, q, k, v) - dense).abs().max())
     if not error <= TOLERANCE:
         raise CheckFailed(f"sdpa is {error:.2g} off the dense product, {TOLERANCE:g} allowed")
-    return f"sdpa, the only backend of this version, {error:.1g} off the dense product"
+    said = f"sdpa, {error:.1g} off the dense product"
+    if not torch.cuda.is_available():
+        return said
+    try:
+        choice = choose("auto", WAN_PAGES, torch.device("cuda"))
+    except BackendError as problem:
+        raise CheckFailed(str(problem)) from problem
+    return f"{said}; on the card {choice.name} ({choice.reason})"
 
 
 def check_video_encoder() -> str:

@@ -27,6 +27,7 @@ POINTS: Final[dict[str, tuple[str, ...]]] = {
     "pass.nan": ("nan",),
     "cache.write": RAISING,
     "vae.decode": RAISING,
+    "graph.capture": ("error", "oom"),  # a device that is lost shows in the next pass
     "worker.kill": ("kill",),
     "worker.stall": ("SECONDS",),
 }

@@ -7,98 +7,48 @@ prompts' cross-attention K/V and the input buffers, which never move.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from kvcache import (
+    AttentionBackend,
     KVGeometry,
     KVPool,
+    PageLimits,
     PageTable,
-    RowPages,
     SdpaAttention,
-    Staging,
+    StaticTurn,
     TextKVPool,
     WindowConfig,
+    build,
+    choose,
 )
+from streamgen.cuda_graph import GRAPH_ROWS, Graph, GraphRunner
 from streamgen.embeds import blended, mixed
 from streamgen.faults import NO_FAULTS, Faults
 from streamgen.models.causal_dit import CausalDiT
+from streamgen.models.lora import LoraMerger, LoraSource
 from streamgen.models.presets import TextEncoder
-from streamgen.models.rope import frame_turn
+from streamgen.models.rope import frame_table, frame_turn, turn_pages
+from streamgen.pass_inputs import InputBuffers, PassInputs
+from streamgen.step_batch import Row, StepBatch
 from streamgen.text import Text, TextBlend, TextMix
+
+__all__ = ["ModelRunner", "Row", "RunnerConfig", "StepBatch"]
+
+logger: Final = logging.getLogger(__name__)
 
 WARM_UP_CHUNKS: Final = 8
 MEASURED_PASSES: Final = 3
 KEPT_EMBEDS: Final = 64  # texts whose embeddings are remembered
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One session's next pass: its latents `[frames, C, h, w]` and what they may see."""
-
-    latents: Tensor
-    timestep: float
-    staging: Staging
-    text_slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """The rows of one forward. Rows may have different numbers of frames; short ones are padded.
-
-    A row may read what another one writes: a chunk's first pass its predecessor's commit, the rows
-    of a recache one another.
-    """
-
-    rows: tuple[Row, ...]
-
-    @property
-    def num_frames(self) -> int:
-        """Return the frames of the longest row."""
-        return max(row.staging.num_frames for row in self.rows)
-
-    def by_length(self) -> dict[int, list[int]]:
-        """Return the positions of the rows of each number of frames."""
-        groups: dict[int, list[int]] = {}
-        for position, row in enumerate(self.rows):
-            groups.setdefault(row.staging.num_frames, []).append(position)
-        return groups
-
-    def alike(self) -> list[list[int]]:
-        """Return the positions of rows of one length, rows before those that read what they write.
-
-        Rows that read from one another, or along a chain, are not taken apart: those are a group.
-        """
-        writers = {p: i for i, row in enumerate(self.rows) for p in row.staging.write_pages}
-        sources = [
-            {writers[page] for page in row.staging.read_pages if page in writers} - {i}
-            for i, row in enumerate(self.rows)
-        ]
-        together = _chains(sources)
-        bound: set[int] = set().union(*together)
-        groups = [[i for i in group if i not in bound] for group in self.by_length().values()]
-        halves = (
-            [i for i in group if bool(sources[i]) is reads]
-            for reads in (False, True)
-            for group in groups
-        )
-        return [*(sorted(chain) for chain in together), *(half for half in halves if half)]
-
-
-def _chains(sources: list[set[int]]) -> list[set[int]]:
-    """Return the rows that hang together and among which one reads what a reader wrote."""
-    components: list[set[int]] = []
-    for row, read in enumerate(sources):
-        touched = [c for c in components if c & (read | {row})]
-        components = [c for c in components if c not in touched]
-        components.append(set().union({row}, read, *touched))
-    return [c for c in components if any(sources[i] for row in c for i in sources[row])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +63,10 @@ class RunnerConfig:
     device: torch.device
     deterministic: bool = False
     poison_freed: bool = False
+    attention_backend: str = "auto"
+    # On CUDA: the most frames a row sees, and of those rotated for it. Other rows run eagerly.
+    visible_frames: int = 0
+    turned_frames: int = 0
 
 
 class ModelRunner:
@@ -133,6 +87,7 @@ class ModelRunner:
         self.text_encoder = text_encoder
         self.faults = faults
         self._embeds: dict[str, Tensor] = {}
+        self._loras: LoraMerger | None = None
         shape, device = dit.config, config.device
         _, height, width = config.latent_shape
         tokens = shape.tokens_per_frame(height, width)
@@ -147,12 +102,31 @@ class ModelRunner:
             shape.num_layers, shape.num_heads, shape.head_dim, shape.text_len, config.text_slots,
             dtype, device,
         )  # fmt: skip
+        self.inputs = InputBuffers(config, self.text, tokens)
         turn = partial(frame_turn, head_dim=shape.head_dim, device=self.pool.device)
         self.attention = SdpaAttention(self.pool, turn=turn)
-        rows, frames = config.max_rows, config.chunk_frames
-        self._latents = torch.zeros(rows, frames, *config.latent_shape, device=device)
-        self._timesteps = torch.zeros(rows, frames, device=device)
-        self._frame_index = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.static_attention = self._static_attention()
+        self.graphs = GraphRunner()
+        self.num_eager = 0  # passes that no graph was captured for
+
+    def _static_attention(self) -> AttentionBackend | None:
+        """Return attention over static inputs on CUDA, None elsewhere. Raises BackendError."""
+        wanted, device = self.config.attention_backend, self.pool.device
+        choice = choose(wanted, self.pool.geometry, device)
+        if device.type != "cuda":
+            return None
+        logger.info("attention: %s (%s)", choice.name, choice.reason)
+        return build(choice.name, self.pool, self.page_limits, self.static_turn)
+
+    @property
+    def page_limits(self) -> PageLimits:
+        """Return the most pages that static attention has room for."""
+        return PageLimits(self.config.visible_frames, self.config.turned_frames)
+
+    @property
+    def static_turn(self) -> StaticTurn:
+        """Return how keys are moved on, the angles as data."""
+        return StaticTurn(partial(frame_table, head_dim=self.dit.config.head_dim), turn_pages)
 
     def acquire_text(self, text: Text) -> int:
         """Return the pinned slot of a text's cross-attention K/V, encoding it if it is new."""
@@ -189,6 +163,19 @@ class ModelRunner:
         """Unpin a slot; it stays until another prompt needs its place."""
         self.text.unpin(slot)
 
+    def set_loras(self, sources: Sequence[LoraSource | str | Path]) -> None:
+        """Merge these LoRAs, and no others, into the weights of all sessions; none restores them.
+
+        They are written in place, so that captured passes go by them from their next replay on,
+        and K/V of texts are made again. Raises CheckpointError, or OwnershipError while a chunk is
+        under way; then all is as it was.
+        """
+        self.text.require_unread()
+        if self._loras is None:
+            self._loras = LoraMerger(self.dit)
+        self._loras.load(sources)
+        self.text.clear()
+
     def run(self, batch: StepBatch) -> list[Tensor]:
         """Return each row's flow, float32 `[frames, C, h, w]`, having written its K/V."""
         if not self.config.deterministic:
@@ -202,24 +189,51 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _forward(self, batch: StepBatch) -> list[Tensor]:
-        num_rows, num_frames = len(batch.rows), batch.num_frames
-        assert num_rows <= self.config.max_rows, (num_rows, self.config.max_rows)
-        latents = self._latents[:num_rows, :num_frames]
-        for i, row in enumerate(batch.rows):
-            latents[i, : row.staging.num_frames].copy_(row.latents)
-            latents[i, row.staging.num_frames :].zero_()
-            self._timesteps[i].fill_(row.timestep)
-            self._frame_index[i].fill_(row.staging.frame_index)
-        stagings = [row.staging for row in batch.rows]
-        pages = [RowPages(s.write_pages, s.visible_pages, s.rotation) for s in stagings]
-        flow = self.dit(
-            latents,
-            self._timesteps[:num_rows, :num_frames],
-            self._frame_index[:num_rows],
-            self.text.rows([row.text_slot for row in batch.rows]),
-            self.attention.plan(pages, num_frames * self.pool.geometry.tokens_per_frame),
+        rows, num_frames = batch.rows, batch.num_frames
+        assert len(rows) <= self.config.max_rows, (len(rows), self.config.max_rows)
+        static = self.static_attention
+        if static is not None and not self.page_limits.hold([row.pages for row in rows]):
+            static = None
+        size = None
+        if static is not None and num_frames == self.config.chunk_frames:
+            size = self.graphs.size_for(len(rows))
+        inputs = self.inputs.fill(
+            rows, size or len(rows), num_frames, static or self.attention,
+            is_static=static is not None,
+        )  # fmt: skip
+        if size is not None:
+            flow = self.graphs.run(size)
+        else:
+            flow = self._flow(inputs)
+            self.num_eager += 1
+        return [
+            flow[i, : row.staging.num_frames].to(torch.float32, copy=size is not None)
+            for i, row in enumerate(rows)
+        ]
+
+    def _flow(self, inputs: PassInputs) -> Tensor:
+        flow: Tensor = self.dit(
+            inputs.latents, inputs.timesteps, inputs.frame_index, inputs.text, inputs.attention
         )
-        return [flow[i, : row.staging.num_frames].float() for i, row in enumerate(batch.rows)]
+        return flow
+
+    @torch.inference_mode()
+    def capture_graphs(self, new_graph: Callable[[], Graph], faults: Faults = NO_FAULTS) -> None:
+        """Capture passes of full chunks, so many rows at a time; say so when that fails.
+
+        Rows of padding are captured: they leave no trace in the pool.
+        """
+        static, frames = self.static_attention, self.config.chunk_frames
+        assert static is not None, "only static inputs can be captured"
+
+        def forward_of(size: int) -> Callable[[], Tensor]:
+            inputs = self.inputs.fill((), size, frames, static, is_static=True)
+            return lambda: self._flow(inputs)
+
+        sizes = [size for size in GRAPH_ROWS if size <= self.config.max_rows]
+        problem = self.graphs.capture(sizes, forward_of, new_graph, faults)
+        if problem is not None:
+            logger.warning("passes run eagerly, as capturing them failed at %s", problem)
 
     def measure_s(self, window: WindowConfig, sizes: Sequence[int] = (1,)) -> dict[int, float]:
         """Return the seconds of passes of so many rows with a well filled window: the best of some.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +20,7 @@ from streamgen.faults import Faults
 from streamgen.messages import Event, Rejected, SetPrompt
 from streamgen.model_runner import ModelRunner, Row, StepBatch
 from streamgen.next_chunk import follow_script, go_back, next_spec
+from streamgen.pass_clock import Note, pass_clock
 from streamgen.refill import Refill, begin_rebuild, begin_recache
 from streamgen.session import Session
 from streamgen.sharing import find_twin
@@ -74,6 +74,7 @@ class Passes:
         self.faults = faults
         self.fused = fused
         self.busy_s = 0.0  # spent in forwards
+        self.clock = pass_clock(runner.config.device)
 
     def run(self, chosen: Sequence[Session], now: float, tell: Tell) -> list[Outcome]:
         """Run one forward of the chosen sessions, as many as it has room for."""
@@ -191,16 +192,25 @@ class Passes:
     def _flows(self, rows: list[Row], works: Sequence[tuple[Session, Work]]) -> list[Tensor]:
         for row in rows:
             self.faults.hit("pass.commit" if row.timestep == COMMIT_TIMESTEP else "pass.denoise")
-        start = time.perf_counter()
+        started = self.clock.start()
         flows = self.runner.run(StepBatch(tuple(rows)))
-        seconds = time.perf_counter() - start
-        self.busy_s += seconds
-        if any(isinstance(work, Refill) for _, work in works):
-            if len(works) == 1:
-                self.costs.observe_recache(seconds)
-        elif all(session.sees_full_window for session, _ in works):
-            self.costs.observe(len(rows), seconds)
+        self.clock.stop(started, self._note_of(len(rows), works))
         return [torch.full_like(f, torch.nan) if self.faults.hit("pass.nan") else f for f in flows]
+
+    def _note_of(self, num_rows: int, works: Sequence[tuple[Session, Work]]) -> Note:
+        """Return what takes a forward's seconds in."""
+        refills, is_alone = any(isinstance(work, Refill) for _, work in works), len(works) == 1
+        is_full = all(session.sees_full_window for session, _ in works)
+
+        def note(seconds: float) -> None:
+            self.busy_s += seconds
+            if refills:
+                if is_alone:
+                    self.costs.observe_recache(seconds)
+            elif is_full:
+                self.costs.observe(num_rows, seconds)
+
+        return note
 
     def _taken(self, session: Session, work: Work, flows: list[Tensor]) -> Outcome:
         if not work.take(flows) or not isinstance(work, ChunkWork):

@@ -10,11 +10,15 @@ from typing import Final
 
 import torch
 
-from kvcache import WindowConfig
+from kvcache import BackendError, KVGeometry, WindowConfig, choose
+from streamgen import quantize
+from streamgen.card_memory import memory_parts
 from streamgen.config import EngineConfig
+from streamgen.cuda_graph import compile_blocks, cuda_graphs
 from streamgen.decoder import StreamingDecoder
+from streamgen.device import DeviceFacts, find_device, idle_card, require_memory
 from streamgen.engine import StreamEngine
-from streamgen.errors import ConfigError
+from streamgen.errors import ConfigError, Unsupported
 from streamgen.faults import Faults
 from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
 from streamgen.lives import Output
@@ -22,7 +26,7 @@ from streamgen.machine import keep_freed_memory
 from streamgen.model_runner import ModelRunner, RunnerConfig
 from streamgen.models.presets import Preset, build, find_preset, served
 from streamgen.session_config import checked_window, held_frames
-from streamgen.warm_up import Measured, choose_dtypes, measure
+from streamgen.warm_up import Measured, choose_dtypes, fixed_dtype, measure
 
 logger: Final = logging.getLogger(__name__)
 
@@ -84,20 +88,31 @@ def start_engine(
     preset = preset or find_preset(config.model)
     config = resolve(config, preset)
     device = find_device(config.device)
+    sizes, window = runner_config(config, preset, device), engine_window(config, preset)
+    check_device(config, preset, sizes)
     torch.set_num_threads(config.threads or max(1, num_cores() - DECODER_THREADS))
     if device.type == "cpu":
         keep_freed_memory()
+    elif device.index is not None:
+        torch.cuda.set_device(device)  # of this thread, which is the passes'
     report("weights", 0.0)
     model = served(build(preset, dummy=config.load_format == "dummy"))
-    sizes, window = runner_config(config, preset, device), engine_window(config, preset)
     report("measuring", 0.4)
     one = runner_config(config, preset, device, num_sessions=1)
     dtypes = measured.dtypes if measured else choose_dtypes(config, model, one, window)
     report("warm-up", 0.7)
     runner = ModelRunner(model.dit, model.text_encoder, dtypes[0], sizes)
     model.vae.to(device, dtypes[1])
+    faults = Faults.parse(config.faults)
+    if config.quantization != "none":
+        psnr = quantize.quantize(runner, preset, window)
+        logger.info("fp8: latents of two chunks have a PSNR of %.1f dB against %s", psnr, dtypes[0])
+    if config.compile:
+        compile_blocks(runner.dit)
+    if device.type == "cuda" and not config.enforce_eager:
+        runner.capture_graphs(cuda_graphs(), faults)
     measured = measured or measure(runner, model, dtypes[1], window)
-    faults = runner.faults = Faults.parse(config.faults)
+    runner.faults = faults
     decoder = StreamingDecoder(
         model.vae, device, dtypes[1],
         num_threads=DECODER_THREADS, state_bytes=measured.state_bytes, faults=faults,
@@ -107,6 +122,37 @@ def start_engine(
         config, preset, runner, decoder, measured, output,
         clock=clock, on_decoded=on_decoded, faults=faults,
     )  # fmt: skip
+
+
+def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> None:
+    """Refuse what the device cannot do, before weights are read.
+
+    Raises ConfigError, or OutOfMemory with the sum of what would not fit.
+    """
+    device, dit = sizes.device, preset.dit
+    if config.compile and device.type != "cuda":
+        raise ConfigError(f"compile is for CUDA, and the device is {device}", param="compile")
+    if config.kv_cache_dtype != "auto":
+        raise Unsupported(
+            "kv_cache_dtype fp8: no attention backend of this version reads 8-bit K/V; leave it "
+            "at auto",
+            param="kv_cache_dtype",
+        )
+    dtype = fixed_dtype(config, device) or torch.float32
+    if config.quantization != "none" and (why := quantize.refusal(device, dtype)):
+        raise ConfigError(f"quantization {config.quantization}: {why}", param="quantization")
+    tokens = dit.tokens_per_frame(*sizes.latent_shape[1:])
+    geometry = KVGeometry(dit.num_layers, dit.num_heads, dit.head_dim, tokens, tokens, dtype)
+    try:
+        choose(config.attention_backend, geometry, device)
+    except BackendError as error:
+        raise ConfigError(str(error), param="attention_backend") from error
+    facts = DeviceFacts.here()
+    if device.type == "cuda":
+        parts = memory_parts(preset, sizes, config.max_sessions, dtype.itemsize)
+        require_memory(parts, facts.cards[device.index or 0])
+    elif config.device == "auto" and (why := idle_card(facts)):
+        logger.warning("running on the CPU: %s", why)
 
 
 def runner_config(
@@ -128,26 +174,10 @@ def runner_config(
         device=device,
         deterministic=config.deterministic,
         poison_freed=config.poison_freed_pages,
+        attention_backend=config.attention_backend,
+        visible_frames=held,
+        turned_frames=window.sink_frames if window.rotary == "relative" else 0,
     )
-
-
-def find_device(name: str) -> torch.device:
-    """Return the device of an option's value; ConfigError when the machine has no such device."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"device {name!r} is not auto, cpu, cuda or cuda:N", param="device"
-        ) from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device {name!r}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA "
-            "devices here; use cpu, or install a CUDA build of torch",
-            param="device",
-        )
-    return device
 
 
 def num_cores() -> int:

@@ -84,17 +84,37 @@ def choose_dtypes(
     def chunk_s(dtype: torch.dtype) -> float:
         return measure_decode(copy.deepcopy(model.vae).to(device, dtype), latents.to(dtype))[0]
 
-    return _choose_dtype(config, "passes", pass_s), _choose_dtype(config, "decodes", chunk_s)
+    return (
+        _choose_dtype(config, device, "passes", pass_s),
+        _choose_dtype(config, device, "decodes", chunk_s),
+    )
 
 
-def _choose_dtype(
-    config: EngineConfig, work: str, seconds: Callable[[torch.dtype], float]
-) -> torch.dtype:
-    """Return the format that was asked for, or the one that is faster on this machine."""
+def fixed_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | None:
+    """Return the format that is used without a measurement, or None.
+
+    On cards bfloat16 is the faster one wherever its products are built in, from Ampere on.
+    """
     if config.dtype != "auto":
         return {"bf16": torch.bfloat16, "fp32": torch.float32}[config.dtype]
     if config.deterministic:
         return torch.float32  # who asks for every bit wants the better bits
+    if device.type == "cuda":
+        has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if has_bf16 else torch.float32
+    return None
+
+
+def _choose_dtype(
+    config: EngineConfig,
+    device: torch.device,
+    work: str,
+    seconds: Callable[[torch.dtype], float],
+) -> torch.dtype:
+    """Return the format that is fixed, or the one that is faster on this machine."""
+    fixed = fixed_dtype(config, device)
+    if fixed is not None:
+        return fixed
     fp32_s, bf16_s = seconds(torch.float32), seconds(torch.bfloat16)
     dtype = torch.bfloat16 if bf16_s < BF16_GAIN * fp32_s else torch.float32
     logger.info("%s in %s: fp32 %.1f ms, bf16 %.1f ms", work, dtype, 1000 * fp32_s, 1000 * bf16_s)

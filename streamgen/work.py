@@ -17,6 +17,7 @@ from torch import Tensor
 from kvcache import Staging
 from streamgen.chunk_spec import ChunkSpec
 from streamgen.model_runner import ModelRunner, Row
+from streamgen.pass_inputs import moved
 from streamgen.record import ChunkRecord
 from streamgen.sampler import chunk_noise
 from streamgen.session import Session
@@ -217,7 +218,7 @@ def _first_step(spec: ChunkSpec, session: Session, runner: ModelRunner) -> Chunk
     noise = partial(chunk_noise, spec.seed, spec.draw, shape=shape)
     device = runner.config.device
     return ChunkSteps(
-        session.preset.make_sampler(spec.steps), lambda index: noise(index).to(device)
+        session.preset.make_sampler(spec.steps), lambda index: moved(noise(index), device)
     )
 
 

@@ -86,13 +86,23 @@ def rotate_normed(x: Tensor, weight: Tensor, eps: float, turn: Tensor) -> Tensor
 
 
 @lru_cache(maxsize=256)
-def frame_turn(num_frames: int, head_dim: int, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return the function that moves rotated keys `[..., heads, head_dim]` on by `num_frames`.
+def frame_table(num_frames: int, head_dim: int) -> Tensor:
+    """Return the cosines and sines that move keys on by `num_frames`, float32 `[head_dim / 2, 2]`.
 
     Angles add: turned by n, the key of a token at frame f is that of frame f + n.
     """
     angles = torch.zeros(head_dim // 2, dtype=torch.float64)
     frame_lanes, _, _ = lanes(head_dim)
     angles[:frame_lanes] = axis_angles(torch.tensor(num_frames), frame_lanes)
-    step = torch.stack([angles.cos(), angles.sin()], dim=-1).to(device, torch.float32)
-    return partial(rotate, turn=step)
+    return torch.stack([angles.cos(), angles.sin()], dim=-1).float()
+
+
+@lru_cache(maxsize=256)
+def frame_turn(num_frames: int, head_dim: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the function that moves rotated keys `[..., heads, head_dim]` on by `num_frames`."""
+    return partial(rotate, turn=frame_table(num_frames, head_dim).to(device))
+
+
+def turn_pages(keys: Tensor, tables: Tensor) -> Tensor:
+    """Move keys `[n, page_tokens, heads, head_dim]` on, each page by its `frame_table` of n."""
+    return rotate(keys, tables[:, None, None])

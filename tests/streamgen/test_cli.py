@@ -279,12 +279,22 @@ def test_q42_weights_that_do_not_load_are_named_and_the_status_says_so(
     assert not output.exists()
 
 
-@pytest.mark.parametrize("backend", ["flash_attn", "flashinfer"])
-def test_q54_a_backend_that_is_not_offered_is_an_error_when_it_is_asked_for(
-    backend: str, capsys: pytest.CaptureFixture[str]
+def test_q54_a_backend_that_nobody_knows_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refuse(capsys, "serve", "--attention-backend", "xformers")
+    assert "one of auto, sdpa, varlen, flashinfer, flash_attn" in said
+
+
+@pytest.mark.parametrize("backend", ["varlen", "flash_attn", "flashinfer"])
+def test_q54_a_backend_that_is_not_here_is_an_error_when_it_is_asked_for(
+    backend: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    said = refuse(capsys, "serve", "--attention-backend", backend)
-    assert "one of auto, sdpa" in said
+    output = tmp_path / "a.mp4"
+    said = refuse(
+        capsys, "generate", "a star", "-o", str(output), "--device", "cpu", "--attention-backend",
+        backend,
+    )  # fmt: skip
+    assert f"attention backend '{backend}' was asked for, but it needs a CUDA device" in said
+    assert not output.exists()
 
 
 def test_parity_ends_with_its_own_status(

@@ -9,9 +9,10 @@ import pytest
 from kvcache import WindowConfig
 from streamgen import limits
 from streamgen.config import EngineConfig, engine_config
+from streamgen.device import find_device
 from streamgen.errors import ConfigError, InvalidPrompt, InvalidRequest, Unsupported
 from streamgen.session_config import SessionConfig, SessionRequest
-from streamgen.startup import find_device, resolve
+from streamgen.startup import resolve
 from streamgen.text import TextMix
 from tests.streamgen.tiny import TINY, tiny_config, with_chunks
 

@@ -11,6 +11,7 @@ import torch
 
 from streamgen import cli, doctor
 from streamgen.cli import main
+from streamgen.device import CardFacts, DeviceFacts
 from streamgen.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -39,6 +40,22 @@ def test_q54_attention_that_gives_noise_is_caught(monkeypatch: pytest.MonkeyPatc
     ))  # fmt: skip
     with pytest.raises(doctor.CheckFailed, match="off the dense product"):
         doctor.check_attention()
+
+
+def test_q55_doctor_fails_with_a_card_that_stays_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = DeviceFacts("2.13.0+cpu", None, (), None, True, ())
+    monkeypatch.setattr(DeviceFacts, "here", lambda: idle)
+    with pytest.raises(doctor.CheckFailed, match="has an NVIDIA driver, but torch"):
+        doctor.check_device()
+    assert doctor.facts()["cuda"] == "not in this torch, 0 devices"
+    old = CardFacts("Tesla V100", (7, 0), 2**30, 2**34)
+    known = DeviceFacts("2.13.0", "13.0", ("sm_90",), "0", True, (old,))
+    monkeypatch.setattr(DeviceFacts, "here", lambda: known)
+    with pytest.raises(doctor.CheckFailed, match="no kernels for Tesla V100, sm_70"):
+        doctor.check_device()
+    told = doctor.facts()
+    assert told["cuda"] == "13.0, kernels for sm_90, CUDA_VISIBLE_DEVICES='0', 1 devices"
+    assert told["cuda:0"] == "Tesla V100, sm_70, 1.0 of 16.0 GiB free"
 
 
 def test_doctor_says_what_a_bug_report_needs_and_fails_with_a_check(

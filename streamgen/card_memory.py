@@ -1,0 +1,31 @@
+"""What an engine will take of a card's memory, known before anything is loaded."""
+
+from __future__ import annotations
+
+from streamgen import account
+from streamgen.account_memory import CONTEXT_BYTES
+from streamgen.account_vae import decoder_cost, vae_parameters
+from streamgen.model_runner import RunnerConfig
+from streamgen.models.presets import Preset
+
+
+def memory_parts(
+    preset: Preset, sizes: RunnerConfig, num_sessions: int, element_bytes: int
+) -> dict[str, float]:
+    """Return the bytes of each part that is there for as long as the engine is.
+
+    Activations are not counted beyond the gibibyte of the context: what they take is seen when
+    passes are warmed up.
+    """
+    dit, (_, height, width) = preset.dit, sizes.latent_shape
+    frame = dit.tokens_per_frame(height, width) * account.kv_bytes_per_token(dit, element_bytes)
+    state = decoder_cost(preset.vae, sizes.chunk_frames, height, width).state
+    return {
+        "weights": account.parameters(dit) * element_bytes,
+        "VAE": vae_parameters(preset.vae) * element_bytes,
+        "K/V": (sizes.num_frames + 1) * frame,
+        "gathered K/V": sizes.visible_frames * frame / dit.num_layers,
+        "texts": sizes.text_slots * account.cross_kv_bytes(dit, element_bytes),
+        "decoder states": num_sessions * state * element_bytes,
+        "context": CONTEXT_BYTES,
+    }
