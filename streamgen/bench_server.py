@@ -23,6 +23,7 @@ from streamgen.bench_process import LOOPBACK, Command, run_server
 from streamgen.bench_source import Picture, ReelHost, paint_reel
 from streamgen.config import EngineConfig
 from transport.encoder import Frame
+from transport.metrics import Metrics
 from transport.options import TransportOptions
 from transport.problems import add_handlers
 from transport.replies import CloseCode, ServerMessage
@@ -65,8 +66,9 @@ class Witness:
     """A spectator that is sent nothing and notes when the pacer let each frame go."""
 
     format = "none"
+    transport = None
     estimate_bps: float | None = None
-    num_dropped = 0
+    num_sent = num_dropped = 0
     finished = False
 
     def __init__(self) -> None:
@@ -93,8 +95,8 @@ class Witness:
 @contextlib.asynccontextmanager
 async def _serving(host: StreamHost) -> AsyncIterator[dict[str, Command]]:
     """Serve a host; the commands are `port`, `witness` (a session) and `due` (since asked last)."""
-    options = TransportOptions()
-    sessions, peers, witness = Sessions(host, options), Peers(options), Witness()
+    options, metrics, witness = TransportOptions(), Metrics("bench"), Witness()
+    sessions, peers = Sessions(host, options, metrics), Peers(options, metrics)
     app = FastAPI()
     add_handlers(app)
     app.include_router(sessions_router(sessions))
