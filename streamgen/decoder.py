@@ -66,6 +66,7 @@ class StreamingDecoder:
         self.device = device
         self.dtype = dtype
         self.state_bytes = state_bytes  # of one stream, on the device
+        self.num_oom = 0  # times that the device's memory was full; of the decoder's thread
         self._faults = faults
         self._vae = vae
         self._seconds: deque[float] = deque(maxlen=256)
@@ -105,14 +106,22 @@ class StreamingDecoder:
         except Exception as error:  # told by the chunk that comes next
             stream.error = error
 
-    @staticmethod
     def _twice(
-        decode: Callable[..., npt.NDArray[np.uint8]], *arguments: object
+        self, decode: Callable[..., npt.NDArray[np.uint8]], *arguments: object
+    ) -> npt.NDArray[np.uint8]:
+        try:
+            return self._once(decode, *arguments)
+        except RuntimeError:
+            return self._once(decode, *arguments)
+
+    def _once(
+        self, decode: Callable[..., npt.NDArray[np.uint8]], *arguments: object
     ) -> npt.NDArray[np.uint8]:
         try:
             return decode(*arguments)
-        except RuntimeError:
-            return decode(*arguments)
+        except torch.OutOfMemoryError:
+            self.num_oom += 1
+            raise
 
     @torch.inference_mode()
     def _decode(

@@ -28,6 +28,7 @@ from kvcache import (
 )
 from streamgen.embeds import blended, mixed
 from streamgen.faults import NO_FAULTS, Faults
+from streamgen.measures import Meter
 from streamgen.models.causal_dit import CausalDiT
 from streamgen.models.presets import TextEncoder
 from streamgen.models.rope import frame_turn
@@ -132,6 +133,7 @@ class ModelRunner:
         self.dit.deterministic = config.deterministic
         self.text_encoder = text_encoder
         self.faults = faults
+        self.meter = Meter()
         self._embeds: dict[str, Tensor] = {}
         shape, device = dit.config, config.device
         _, height, width = config.latent_shape
@@ -158,10 +160,12 @@ class ModelRunner:
         """Return the pinned slot of a text's cross-attention K/V, encoding it if it is new."""
         slot = self.text.get(text)
         if slot is None:
+            began = time.perf_counter()
             with torch.inference_mode():
                 embeds = self._embed(text)[None].to(self.config.device)
                 k, v = self.dit.text_kv(embeds)
             slot = self.text.put(text, k[:, 0], v[:, 0])
+            self.meter.stage("text", time.perf_counter() - began)
         self.text.pin(slot)
         return slot
 
@@ -204,6 +208,7 @@ class ModelRunner:
     def _forward(self, batch: StepBatch) -> list[Tensor]:
         num_rows, num_frames = len(batch.rows), batch.num_frames
         assert num_rows <= self.config.max_rows, (num_rows, self.config.max_rows)
+        self.meter.shape(num_rows, num_frames)
         latents = self._latents[:num_rows, :num_frames]
         for i, row in enumerate(batch.rows):
             latents[i, : row.staging.num_frames].copy_(row.latents)

@@ -195,6 +195,9 @@ class Passes:
         flows = self.runner.run(StepBatch(tuple(rows)))
         seconds = time.perf_counter() - start
         self.busy_s += seconds
+        self.runner.meter.passed(len(rows), seconds)
+        for _, work in works:
+            work.spent_s += seconds
         if any(isinstance(work, Refill) for _, work in works):
             if len(works) == 1:
                 self.costs.observe_recache(seconds)
@@ -203,7 +206,10 @@ class Passes:
         return [torch.full_like(f, torch.nan) if self.faults.hit("pass.nan") else f for f in flows]
 
     def _taken(self, session: Session, work: Work, flows: list[Tensor]) -> Outcome:
-        if not work.take(flows) or not isinstance(work, ChunkWork):
+        if not work.take(flows):
+            return Outcome(session)
+        self.runner.meter.stage(work.stage, work.spent_s)
+        if not isinstance(work, ChunkWork):
             return Outcome(session)
         latents = work.steps.latents
         if not torch.isfinite(latents).all():

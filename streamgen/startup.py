@@ -13,6 +13,7 @@ import torch
 from kvcache import WindowConfig
 from streamgen.config import EngineConfig
 from streamgen.decoder import StreamingDecoder
+from streamgen.device_state import weight_bytes
 from streamgen.engine import StreamEngine
 from streamgen.errors import ConfigError
 from streamgen.faults import Faults
@@ -21,6 +22,7 @@ from streamgen.lives import Output
 from streamgen.machine import keep_freed_memory
 from streamgen.model_runner import ModelRunner, RunnerConfig
 from streamgen.models.presets import Preset, build, find_preset
+from streamgen.quality import add_sampler, reference_model
 from streamgen.session_config import checked_window, held_frames
 from streamgen.warm_up import Measured, choose_dtypes, measure
 
@@ -89,6 +91,7 @@ def start_engine(
         keep_freed_memory()
     report("weights", 0.0)
     model = build(preset, dummy=config.load_format == "dummy")
+    reference = None if config.sample_quality is None else reference_model(model)
     sizes, window = runner_config(config, preset, device), engine_window(config, preset)
     report("measuring", 0.4)
     one = runner_config(config, preset, device, num_sessions=1)
@@ -102,11 +105,16 @@ def start_engine(
         model.vae, device, dtypes[1],
         num_threads=DECODER_THREADS, state_bytes=measured.state_bytes, faults=faults,
     )  # fmt: skip
-    report("ready", 1.0)
-    return StreamEngine(
+    runner.meter.forget()
+    engine = StreamEngine(
         config, preset, runner, decoder, measured, output,
         clock=clock, on_decoded=on_decoded, faults=faults,
     )  # fmt: skip
+    engine.weight_bytes = weight_bytes(model.dit, model.vae, model.text_encoder)
+    if reference is not None:
+        add_sampler(engine, reference, one, on_decoded)
+    report("ready", 1.0)
+    return engine
 
 
 def runner_config(

@@ -13,6 +13,7 @@ from transport.encoder import Encoder, Frame, Renditions
 from transport.metrics import Metrics
 from transport.player import Player
 from transport.rewinds import MAX_REWINDS, Rewinds
+from transport.session_meter import Pace, SessionMeter
 from transport.stream import Chunk
 
 
@@ -144,3 +145,5 @@ async def test_what_is_queued_is_thrown_away_at_once_and_counts_as_played(
     assert stream.played_frames == list(range(20))
     assert player.pacer.num_underruns == 0
     assert stream.num_released == 5
+    labels = {"model_name": "m", "reason": "rewind"}
+    assert metrics.registry.get_sample_value("streamgen:frames_dropped_total", labels) == 8
