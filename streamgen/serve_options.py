@@ -130,6 +130,6 @@ class ServeConfig:
     log_format: str = option(
         "text",
         choice(*FORMATS),
-        "json: an object a line, with a line for each chunk made and shown",
+        "json: an object a line, and a line for each chunk",
     )
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)

@@ -1,4 +1,4 @@
-"""How early a frame is there, on the clock of the session's viewers. Touches no tensor, does no I/O."""
+"""How early a frame is there, on the clock of a session's viewers. Pure: no tensor, no I/O."""
 
 from __future__ import annotations
 
