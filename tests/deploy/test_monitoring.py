@@ -1,4 +1,4 @@
-"""Alert rules, dashboard and docs against the metrics there are; Prometheus's own tool has a say."""
+"""Alert rules, dashboard and docs against the metrics that there are, and promtool on all of them."""
 
 from __future__ import annotations
 
