@@ -67,12 +67,20 @@ class StreamingDecoder:
         self.dtype = dtype
         self.state_bytes = state_bytes  # of one stream, on the device
         self.num_oom = 0  # times that the device's memory was full; of the decoder's thread
+        self._num_threads = num_threads
         self._faults = faults
         self._vae = vae
         self._seconds: deque[float] = deque(maxlen=256)
         self._pool = ThreadPoolExecutor(
             1, "decoder", initializer=_set_threads, initargs=(num_threads,)
         )
+
+    def beside(self) -> StreamingDecoder:
+        """Return another decoder over the same weights, with a thread of its own."""
+        return StreamingDecoder(
+            self._vae, self.device, self.dtype,
+            num_threads=self._num_threads, state_bytes=self.state_bytes,
+        )  # fmt: skip
 
     def open(self) -> DecoderStream:
         """Return a stream that has decoded nothing: its first latent gives one frame, not four."""

@@ -1,4 +1,4 @@
-"""Alert rules, dashboard and docs against the metrics that there are, and promtool on all of them."""
+"""Alert rules, dashboard and docs against the metrics that there are, and what promtool says."""
 
 from __future__ import annotations
 

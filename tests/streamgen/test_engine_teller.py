@@ -8,6 +8,8 @@ from streamgen.engine_teller import BUSY_WINDOW_S, NUM_CHUNKS, NUM_SAMPLES, Engi
 from streamgen.measures import DeviceState, Measures
 from transport.metrics import PREFIX, STAGES, Metrics
 
+IDLE = DeviceState(0.0, 0, ())
+
 
 class Scene:
     """A teller with a clock of its own."""
@@ -17,7 +19,7 @@ class Scene:
         self.now = 100.0
         self.teller = EngineTeller(self.metrics, lambda: self.now)
 
-    def tell(self, device: DeviceState = DeviceState(0.0, 0, ()), **fields: object) -> None:
+    def tell(self, device: DeviceState = IDLE, **fields: object) -> None:
         self.teller.take(Measures(device, **fields))  # type: ignore[arg-type]
 
     def value(self, name: str, **labels: str) -> float | None:
