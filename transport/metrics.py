@@ -16,8 +16,9 @@ from prometheus_client import (
     Histogram,
     disable_created_metrics,
 )
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 PREFIX: Final = "streamgen:"
 MODEL: Final = "model_name"
 TRANSPORTS: Final = ("websocket", "webrtc", "mjpeg", "mp4")
@@ -230,7 +231,10 @@ class Metrics:
         self.sessions = SessionMetrics(make)
         self.viewers = ViewerMetrics(make)
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics in the text format that an Accept header wants, and its type."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+    def render(self) -> bytes:
+        """Return all metrics in the text format.
+
+        Not in OpenMetrics, whoever asks: as prometheus_client 0.26 writes that, the colon in a
+        sample's name becomes an underscore, and a histogram below 0 is not valid.
+        """
+        return generate_latest(self.registry)

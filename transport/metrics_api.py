@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from transport.metrics import Metrics
+from transport.metrics import CONTENT_TYPE, Metrics
 from transport.sessions import Sessions
 from transport.stream import StreamHost
 
@@ -47,15 +48,12 @@ def metrics_router(metrics: Metrics, scrape: Scrape) -> APIRouter:
     """Return the route."""
     router = APIRouter(tags=["monitoring"])
 
-    async def read_metrics(request: Request) -> Response:
-        """Return the metrics in a text format of Prometheus, OpenMetrics if that is accepted."""
+    async def read_metrics() -> Response:
+        """Return the metrics in the text format of Prometheus."""
         scrape.refresh()
-        content, media_type = metrics.render(request.headers.get("accept", ""))
-        return Response(content, media_type=media_type)
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    kinds = {"text/plain": {}, "application/openmetrics-text": {}}
-    router.add_api_route(
-        "/metrics", read_metrics, response_class=Response, responses={200: {"content": kinds}}
-    )
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+    router.add_api_route("/metrics", read_metrics, response_class=Response, responses=text)
     router.add_api_route("/metrics", read_metrics, methods=["HEAD"], include_in_schema=False)
     return router

@@ -63,7 +63,7 @@ def test_every_metric_is_described() -> None:
             assert labels is not None
             assert labels[1] == known[0]
             for value in {sample.labels[known[0]] for sample in family.samples}:
-                assert f"`{value}`" in line, (name, value)
+                assert f"`{value}`" in MONITORING, (name, value)
 
 
 def test_every_alert_queries_what_there_is_and_is_described() -> None:
@@ -173,7 +173,7 @@ def test_promtool_sees_each_alert_fire_and_be_silent() -> None:
 
 @needs_promtool
 def test_promtool_accepts_the_metrics_but_for_the_colon_of_their_names() -> None:
-    text = Metrics("m").render("")[0].decode()
+    text = Metrics("m").render().decode()
     complaints = promtool("check", "metrics", text=text).stderr.strip().splitlines()
     names = {name for name in NAME.findall(text) if f"# TYPE {name} " in text}
     assert complaints, "it has always something to say of a colon"

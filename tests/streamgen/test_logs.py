@@ -19,7 +19,6 @@ def bare_root() -> Iterator[logging.Logger]:
     root = logging.getLogger()
     loggers = [root, *(logging.getLogger(name) for name in logs.TRACES)]
     levels, handlers = [logger.level for logger in loggers], root.handlers[:]
-    root.handlers.clear()
     yield root
     root.handlers[:] = handlers
     for logger, level in zip(loggers, levels, strict=True):
@@ -73,6 +72,7 @@ def test_an_error_brings_its_traceback() -> None:
 def test_chunks_are_told_to_machines_and_to_who_asks_for_all(
     bare_root: logging.Logger, setup: LogSetup, traced: bool
 ) -> None:
+    bare_root.handlers.clear()  # pytest's own come before each test
     logs.set_up(setup)
     for name in logs.TRACES:
         assert logging.getLogger(name).isEnabledFor(logging.INFO) is traced

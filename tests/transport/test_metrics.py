@@ -6,7 +6,6 @@ import asyncio
 import time
 
 import pytest
-from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.transport.conftest import Serve, eventually
@@ -156,15 +155,20 @@ async def test_the_engines_restarts(serve: Serve) -> None:
     assert (await scrape(server))("worker_restarts_total") == 2
 
 
-async def test_openmetrics_for_who_accepts_it(serve: Serve) -> None:
-    """Negotiated; the same names, in the stricter format."""
+async def test_the_names_are_the_same_whatever_is_accepted(serve: Serve) -> None:
+    """Prometheus 2.42 and 3 ask for OpenMetrics first, and take the text format."""
     server = await serve()
+    kind = "application/openmetrics-text"
+    asked = (
+        f"{kind};version=1.0.0,{kind};version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+        "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.5,*/*;q=0.4",
+    )
     async with server.http() as http:
-        kind = "application/openmetrics-text"
-        answer = await http.get("/metrics", headers={"accept": f"{kind}; version=1.0.0"})
-        assert answer.headers["content-type"].startswith(kind)
-        names = {f.name for f in openmetrics.text_string_to_metric_families(answer.text)}
-        assert names == {PREFIX + name for name in TYPES}
+        for accept in asked:
+            answer = await http.get("/metrics", headers={"accept": accept})
+            assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+            names = {f.name for f in text_string_to_metric_families(answer.text)}
+            assert names == {PREFIX + name for name in TYPES}
         assert (await http.head("/metrics")).status_code == 200
         assert (await http.post("/metrics")).status_code == 405
 
@@ -189,7 +193,7 @@ async def test_a_loop_that_is_held_up_is_seen() -> None:
 
 def test_a_gauge_that_is_not_known_has_no_sample() -> None:
     """Present by name, so that a dashboard finds it, and without a value that means nothing."""
-    text = Metrics("m").render("")[0].decode()
+    text = Metrics("m").render().decode()
     families = {f.name: f for f in text_string_to_metric_families(text)}
     for name in ("deadline_attainment_ratio", "realtime_factor", "sampled_quality_psnr_db"):
         assert f"# TYPE {PREFIX}{name} gauge" in text
