@@ -224,7 +224,8 @@ class Metrics:
     """All metrics of one server, in a registry of their own."""
 
     def __init__(self, model_name: str) -> None:
-        disable_created_metrics()  # each counter would have a second series of its birthday
+        # Each counter would have a second series, of its birthday.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         make = Maker(self.registry, model_name)
         self.engine = EngineMetrics(make)
