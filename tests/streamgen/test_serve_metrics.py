@@ -41,10 +41,11 @@ async def test_a_short_session_is_in_every_metric() -> None:
     with serving("--log-format", "json", "--sample-quality", "1") as server:
         async with connect(server.socket_url, max_size=None, close_timeout=1) as connection:
             client = RealtimeClient(connection)
-            start = await client.start("a red ball of Zanzibar", num_frames=93, format="raw")
-            await client.until_frame(8)
-            running = await scrape(server)
+            start = await client.start("a red ball of Zanzibar", num_frames=45, format="raw")
+            await client.until_frame(0)
             await client.prompt("a blue star", "p")
+            running = await scrape(server)
+            await client.until("session.interaction.applied", event_id="p")
             await client.until("session.done")
             await client.until_closed()
         done = await settled(server)
@@ -53,9 +54,9 @@ async def test_a_short_session_is_in_every_metric() -> None:
         await asyncio.to_thread(server.wait)
     assert running("sessions_running") == running("viewers", transport="websocket") == 1
     assert running("kv_cache_usage_ratio") == pytest.approx(1 / 8)
-    assert done("frames_generated_total") == 93
+    assert done("frames_generated_total") == 45
     skipped = done("frames_dropped_total", reason="viewer")
-    assert done("frames_sent_total", transport="websocket") == len(client.frames) == 93 - skipped
+    assert done("frames_sent_total", transport="websocket") == len(client.frames) == 45 - skipped
     num_chunks = len(client.of_type("video.chunk_metadata"))
     for stage in ("denoise", "decode", "copy"):
         assert done("chunk_duration_seconds_count", stage=stage) == num_chunks, stage
