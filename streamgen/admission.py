@@ -27,6 +27,7 @@ from streamgen.overload import (
 )
 from streamgen.planner import BOUND, Admission, Planner, Refusal, SessionLoad, Space
 from streamgen.session import Session
+from streamgen.slack import slack_s
 from streamgen.wait_queue import WaitQueue
 
 WATCH_INTERVAL_S: Final = 0.25
@@ -244,14 +245,14 @@ class Admissions:
         running = self.planner.utilisation([self._as_run(session) for session in placed])
         return self.ladder.update(now, utilisation=running, asked=asked)
 
-    def note_chunk(self, session: Session, first_frame_index: int, now: float) -> None:
-        """Learn that a chunk was sent out; it was late if playout had run dry before."""
-        if self.is_live and not session.is_batch and session.played_at is not None:
-            dry = first_frame_index <= session.num_played
-            late = dry and now > session.played_at + 1 / session.fps
-            self.ladder.note_chunk(now, late=late)
-            if late and self.ladder.level >= RE_ANCHOR:
+    def note_chunk(self, session: Session, first_frame_index: int, now: float) -> float | None:
+        """Learn that a chunk was sent out; return its slack, None if nobody plays it live."""
+        seconds = slack_s(session, first_frame_index, now) if self.is_live else None
+        if seconds is not None:
+            self.ladder.note_chunk(now, late=seconds < 0)
+            if seconds < 0 and self.ladder.level >= RE_ANCHOR:
                 session.played_at = now  # it does not catch up
+        return seconds
 
     def trade(self, session: Session, spec: ChunkSpec) -> ChunkSpec:
         """Return the chunk as the ladder's level has it, its window shortened on the way."""

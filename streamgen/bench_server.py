@@ -60,8 +60,9 @@ class Witness:
     """A spectator that is sent nothing and notes when the pacer let each frame go."""
 
     format = "none"
+    transport = None
     estimate_bps: float | None = None
-    num_dropped = 0
+    num_sent = num_dropped = 0
     finished = False
 
     def __init__(self) -> None:

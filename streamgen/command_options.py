@@ -15,8 +15,11 @@ from streamgen.config import choice, name, option, seconds, switch, whole
 
 # Of the engine's options, those that mean nothing to a command that makes its own sessions.
 SERVER_ONLY: Final = frozenset(
-    {"max_sessions", "max_session_seconds", "max_queue", "history_seconds", "stall_timeout"}
-)
+    {
+        "max_sessions", "max_session_seconds", "max_queue", "history_seconds", "stall_timeout",
+        "sample_quality",
+    }
+)  # fmt: skip
 LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}
 # A plan opens no session: these are about how an engine runs, or for tests.
 NOT_PLANNED: Final = SERVER_ONLY - {"max_session_seconds"} | {

@@ -151,6 +151,9 @@ class EngineConfig:
     stall_timeout: float | None = option(
         60.0, seconds, "seconds without a sign of life after which the engine is replaced"
     )
+    sample_quality: float | None = option(
+        None, seconds, "seconds between chunks made again in float32, in idle time, and compared"
+    )
     # Test hooks, off the network. What reads a freed page meets NaN, and the pass is refused.
     poison_freed_pages: bool = option(False, switch, "fill freed cache pages with NaN")
     faults: str | None = option(

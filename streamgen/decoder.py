@@ -69,12 +69,21 @@ class StreamingDecoder:
         self.device = device
         self.dtype = dtype
         self.state_bytes = state_bytes  # of one stream, on the device
+        self.num_oom = 0  # times that the device's memory was full; of the decoder's thread
+        self._num_threads = num_threads
         self._faults = faults
         self._vae = vae
         self._seconds: deque[float] = deque(maxlen=256)
         self._pool = ThreadPoolExecutor(
             1, "decoder", initializer=_set_threads, initargs=(num_threads,)
         )
+
+    def beside(self) -> StreamingDecoder:
+        """Return another decoder over the same weights, with a thread of its own."""
+        return StreamingDecoder(
+            self._vae, self.device, self.dtype,
+            num_threads=self._num_threads, state_bytes=self.state_bytes,
+        )  # fmt: skip
 
     def open(self) -> DecoderStream:
         """Return a stream that has decoded nothing: its first latent gives one frame, not four."""
@@ -110,14 +119,22 @@ class StreamingDecoder:
         except Exception as error:  # told by the chunk that comes next
             stream.error = error
 
-    @staticmethod
     def _twice(
-        decode: Callable[..., npt.NDArray[np.uint8]], *arguments: object
+        self, decode: Callable[..., npt.NDArray[np.uint8]], *arguments: object
+    ) -> npt.NDArray[np.uint8]:
+        try:
+            return self._once(decode, *arguments)
+        except RuntimeError:
+            return self._once(decode, *arguments)
+
+    def _once(
+        self, decode: Callable[..., npt.NDArray[np.uint8]], *arguments: object
     ) -> npt.NDArray[np.uint8]:
         try:
             return decode(*arguments)
-        except RuntimeError:
-            return decode(*arguments)
+        except torch.OutOfMemoryError:
+            self.num_oom += 1
+            raise
 
     @torch.inference_mode()
     def _decode(

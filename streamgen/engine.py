@@ -13,6 +13,7 @@ from typing import Final
 
 from streamgen import limits
 from streamgen.admission import Admissions
+from streamgen.chunk_watch import ChunkWatch
 from streamgen.config import EngineConfig
 from streamgen.decoder import StreamingDecoder
 from streamgen.decoding import Decoding
@@ -74,6 +75,8 @@ class StreamEngine:
         self.output = output
         self.clock = clock
         self.faults = faults
+        self.weight_bytes = 0
+        self.watch = ChunkWatch(runner.meter)
         self.admissions = Admissions(config, preset, runner, decoder, costs)
         self.scheduler = Scheduler(runner.config.max_rows, costs)
         self.decoding = Decoding(decoder, on_decoded)
@@ -245,6 +248,7 @@ class StreamEngine:
 
     def _failed(self, session: Session, error: Exception) -> None:
         """Let the session try once more from committed state, or end it."""
+        self.watch.failed(error)
         session.num_failures += 1
         if session.num_failures < MAX_ATTEMPTS:
             logger.warning("session %s: pass failed, tried again: %s", session.id, error)
@@ -271,6 +275,7 @@ class StreamEngine:
         """Send out what the decoder has finished; wait for the oldest `wait_for` chunks."""
         for seconds in self.decoder.take_seconds():
             self.costs.observe_decode(seconds)
+            self.runner.meter.stage("decode", seconds)
         for denoised, frames in self.decoding.finished(wait_for):
             session = denoised.session
             if session.phase in ENDED:
@@ -281,7 +286,8 @@ class StreamEngine:
             if session.phase is SessionState.STARTING:
                 self.lives.enter(session, SessionState.RUNNING)
             now = self.clock()
-            self.admissions.note_chunk(session, denoised.spec.first_frame_index, now)
+            slack_s = self.admissions.note_chunk(session, denoised.spec.first_frame_index, now)
+            self.watch.left(denoised, frames, now, slack_s, self.overload_level)
             for message in denoised.messages(frames, now, self.overload_level):
                 self.output(session.id, message)
             if denoised.spec.is_last:

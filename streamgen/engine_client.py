@@ -36,6 +36,7 @@ from streamgen.engine_stats import EngineStats
 from streamgen.engine_stream import ENDED, EngineStream, Once
 from streamgen.engine_supervisor import EngineSupervisor
 from streamgen.errors import EngineStopped, ModelNotReady, StreamgenError
+from streamgen.measures import Measures
 from streamgen.messages import Chunk, Event, Failed, Receipt, StateChanged
 from streamgen.models.presets import Preset, find_preset
 from streamgen.record import SessionRecord
@@ -44,6 +45,7 @@ from streamgen.session_ledger import SessionLedger
 from streamgen.startup import resolve
 
 WARMING_RETRY_S: Final = 2.0
+RUNNING: Final = ("starting", "running", "paused")  # they hold pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class EngineClient:
         self._asked: dict[int, _Asked] = {}
         self._call_numbers = itertools.count()
         self._load = Load(0, 0)
+        self.on_measures: Callable[[Measures], None] = lambda measures: None
         self._ended: StreamgenError | None = None
         self._first_ready: asyncio.Future[None]
 
@@ -106,11 +109,8 @@ class EngineClient:
             ready=supervisor.is_ready,
             stage=supervisor.stage.stage,
             progress=supervisor.stage.progress,
-            sessions_free=self._load.sessions_free,
-            pages_free=self._load.pages_free,
-            queue_length=self._load.queue_length,
-            overload=self._load.overload,
-            utilisation=self._load.utilisation,
+            **dataclasses.asdict(self._load),
+            sessions_running=sum(one.state in RUNNING for one in self._streams.values()),
             busy_s=supervisor.busy_s,
             restarts=supervisor.num_restarts,
         )
@@ -190,6 +190,8 @@ class EngineClient:
             self._take_answer(reply)
         elif isinstance(reply, Load):
             self._load = reply
+        elif isinstance(reply, Measures):
+            self.on_measures(reply)
 
     def _take_sent(self, sent: Sent) -> None:
         stream = self._streams.get(sent.session_id)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from streamgen.errors import StreamgenError
+from streamgen.measures import Measures
 from streamgen.messages import Chunk, Control, Event
 from streamgen.record import SessionRecord
 from streamgen.session_config import SessionRequest
@@ -136,6 +137,7 @@ class Load:
     queue_length: int = 0
     overload: int = 0  # level of the ladder
     utilisation: float = 0.0  # of the device's time, to a hundredth
+    pages: int = 0  # of the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +157,4 @@ class Stopped:
     error: StreamgenError | None
 
 
-Reply = Answer | Pong | Stage | Load | Sent | Stopped
+Reply = Answer | Pong | Stage | Load | Measures | Sent | Stopped

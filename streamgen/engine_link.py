@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from streamgen import logs
 from streamgen.config import EngineConfig
 from streamgen.engine_commands import Command, Reply, Shutdown, Stage, Stopped
 from streamgen.engine_worker import EngineWorker
@@ -31,7 +32,6 @@ STOP_TIMEOUT_S: Final = 2.5
 ORPHAN_GRACE_S: Final = 2.0
 # By back-pressure a session has at most three chunks that are made but not let go.
 SLOTS_PER_SESSION: Final = 3
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s engine: %(message)s"
 
 Deliver = Callable[[Reply], None]
 
@@ -121,7 +121,7 @@ class ProcessLink:
         ours, theirs = context.Pipe()
         process = context.Process(
             target=run_worker_process,
-            args=(theirs, ring, logging.getLogger().level, *self._arguments),
+            args=(theirs, ring, logs.current("engine"), *self._arguments),
             name="streamgen-engine",
             daemon=True,
         )
@@ -211,13 +211,13 @@ def _sigint_blocked() -> Iterator[None]:
 def run_worker_process(
     connection: Connection,
     ring: FrameRing,
-    log_level: int,
+    log_setup: logs.LogSetup,
     config: EngineConfig,
     preset: Preset,
     measured: Measured | None,
 ) -> None:
     """Be the engine's process."""
-    logging.basicConfig(level=log_level, format=LOG_FORMAT)
+    logs.set_up(log_setup)
     # Ctrl-C reaches every process of the terminal; whoever started this one ends it in order.
     # So may a signal to end them all.
     for number in (signal.SIGINT, signal.SIGTERM):

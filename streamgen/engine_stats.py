@@ -22,5 +22,7 @@ class EngineStats:
     queue_length: int = 0
     overload: int = 0
     utilisation: float = 0.0
+    pages: int = 0
+    sessions_running: int = 0
     busy_s: float = 0.0
     restarts: int = 0

@@ -10,12 +10,14 @@ import dataclasses
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Final, get_args
 
 import numpy as np
 
 from streamgen.config import EngineConfig
+from streamgen.device_state import measures_of
 from streamgen.engine import StreamEngine
 from streamgen.engine_commands import (
     Admitting,
@@ -41,6 +43,7 @@ from streamgen.engine_commands import (
 )
 from streamgen.errors import EngineStopped, StreamgenError
 from streamgen.frame_ring import FrameRing
+from streamgen.measures import Meter
 from streamgen.messages import Chunk, Event, StateChanged
 from streamgen.models.presets import Preset
 from streamgen.startup import start_engine
@@ -48,6 +51,7 @@ from streamgen.warm_up import Measured
 
 logger: Final = logging.getLogger(__name__)
 
+MEASURES_INTERVAL_S: Final = 0.5  # pings wake a worker as often
 NO_FRAMES: Final = np.empty((0, 0, 0, 3), np.uint8)
 
 
@@ -73,6 +77,8 @@ class EngineWorker:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._load = Load(0, 0)
+        self._meter = Meter()  # the engine's, once there is one
+        self._measured_at = 0.0
         self._held: list[Sent] | None = None  # what comes of an admission before its answer
 
     def put(self, command: Command) -> None:
@@ -96,6 +102,7 @@ class EngineWorker:
             try:
                 self._serve(engine)
             finally:
+                engine.watch.close()
                 engine.decoder.close()
         except StreamgenError as error:
             self._send(Stopped(None if self._stopping.is_set() else error))
@@ -106,6 +113,7 @@ class EngineWorker:
             self._send(Stopped(None))
 
     def _serve(self, engine: StreamEngine) -> None:
+        self._meter = engine.runner.meter
         self._send_load(engine)
         self._send(Stage("ready", 1.0, engine.measured))
         idle = True
@@ -113,10 +121,13 @@ class EngineWorker:
             for command in self._take(wait=idle):
                 self._obey(engine, command)
             idle = not engine.step()
-            if not idle:
+            if idle:
+                idle = not engine.watch.step()
+            else:
                 engine.faults.hit("worker.stall")
                 engine.faults.hit("worker.kill")
             self._send_load(engine)
+            self._send_measures(engine)
 
     def _take(self, *, wait: bool) -> Iterator[Command]:
         """Yield the commands that have come; with `wait`, sleep until there is one."""
@@ -155,7 +166,9 @@ class EngineWorker:
     def _deliver(self, session_id: str, item: Chunk | Event) -> None:
         slot = None
         if isinstance(item, Chunk) and self._ring is not None:
+            began = time.perf_counter()
             slot = self._ring.put(item.frames)
+            self._meter.stage("copy", time.perf_counter() - began)
         if slot is None:
             sent = Sent(session_id, item)
         else:
@@ -180,10 +193,17 @@ class EngineWorker:
             engine.num_queued,
             engine.overload_level,
             round(engine.utilisation, 2),
+            engine.runner.pool.num_pages,
         )
         if load != self._load:
             self._load = load
             self._send(load)
+
+    def _send_measures(self, engine: StreamEngine) -> None:
+        now = time.monotonic()
+        if now - self._measured_at >= MEASURES_INTERVAL_S:
+            self._measured_at = now
+            self._send(measures_of(engine))
 
 
 def _call(engine: StreamEngine, command: Call) -> object:

@@ -34,6 +34,7 @@ from kvcache import (
 from streamgen.cuda_graph import GRAPH_ROWS, Graph, GraphRunner
 from streamgen.embeds import blended, mixed
 from streamgen.faults import NO_FAULTS, Faults
+from streamgen.measures import Meter
 from streamgen.models.causal_dit import CausalDiT
 from streamgen.models.lora import LoraMerger, LoraSource
 from streamgen.models.presets import TextEncoder
@@ -86,6 +87,7 @@ class ModelRunner:
         self.dit.deterministic = config.deterministic
         self.text_encoder = text_encoder
         self.faults = faults
+        self.meter = Meter()
         self._embeds: dict[str, Tensor] = {}
         self._loras: LoraMerger | None = None
         shape, device = dit.config, config.device
@@ -132,10 +134,12 @@ class ModelRunner:
         """Return the pinned slot of a text's cross-attention K/V, encoding it if it is new."""
         slot = self.text.get(text)
         if slot is None:
+            began = time.perf_counter()
             with torch.inference_mode():
                 embeds = self._embed(text)[None].to(self.config.device)
                 k, v = self.dit.text_kv(embeds)
             slot = self.text.put(text, k[:, 0], v[:, 0])
+            self.meter.stage("text", time.perf_counter() - began)
         self.text.pin(slot)
         return slot
 
@@ -191,6 +195,7 @@ class ModelRunner:
     def _forward(self, batch: StepBatch) -> list[Tensor]:
         rows, num_frames = batch.rows, batch.num_frames
         assert len(rows) <= self.config.max_rows, (len(rows), self.config.max_rows)
+        self.meter.shape(len(rows), num_frames)
         static = self.static_attention
         if static is not None and not self.page_limits.hold([row.pages for row in rows]):
             static = None

@@ -204,6 +204,9 @@ class Passes:
 
         def note(seconds: float) -> None:
             self.busy_s += seconds
+            self.runner.meter.passed(num_rows, seconds)
+            for _, work in works:
+                work.spent_s += seconds
             if refills:
                 if is_alone:
                     self.costs.observe_recache(seconds)
@@ -213,7 +216,13 @@ class Passes:
         return note
 
     def _taken(self, session: Session, work: Work, flows: list[Tensor]) -> Outcome:
-        if not work.take(flows) or not isinstance(work, ChunkWork):
+        if not work.take(flows):
+            return Outcome(session)
+        # Told in the order of the passes, when the last one's seconds are known.
+        self.clock.stop(
+            self.clock.start(), lambda _: self.runner.meter.stage(work.stage, work.spent_s)
+        )
+        if not isinstance(work, ChunkWork):
             return Outcome(session)
         latents = work.steps.latents
         if not torch.isfinite(latents).all():

@@ -32,6 +32,8 @@ class Refill:
     waiting: deque[tuple[Tensor, Text, Staging]]
     rows_at_once: int
     recached: ChunkSpec | None = None  # the chunk that a recache is for
+    stage: str = "recache"
+    spent_s: float = 0.0
     _slots: list[int] = field(default_factory=list)
 
     @property

@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
+from streamgen import logs
 from streamgen.config import NOT_OPTIONS, EngineConfig
+from streamgen.engine_teller import EngineTeller
 from streamgen.errors import ConfigError, StreamgenError
 from streamgen.limits import UNLIMITED
 from streamgen.machine import installed_version
 from streamgen.serve_options import ServeConfig
 from transport.http import create_app
 from transport.ice import check_ice_server
+from transport.metrics import Metrics
 from transport.options import TransportOptions
 from transport.server import check_certificate, listen, uvicorn_config
 from transport.video import has_nvenc
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger(__name__)
 
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # In order it ends within 5 s; what hangs longer is cut off.
 STOP_TIMEOUT_S: Final = 4.5
@@ -53,7 +55,7 @@ def run(engine: EngineConfig, server: ServeConfig, *, preset: Preset | None = No
     5 seconds, a second one ends it at once. Raises OSError when the port cannot be had, and
     StreamgenError when the engine's options are wrong or the model cannot be loaded.
     """
-    logging.basicConfig(level=server.log_level.upper(), format=LOG_FORMAT)
+    logs.set_up(logs.LogSetup(server.log_level.upper(), server.log_format))
     if server.log_level != "debug":
         for name in ("uvicorn", "aioice", "aiortc"):  # a line for each request and address
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -90,7 +92,9 @@ def check_options(server: ServeConfig) -> None:
 async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig) -> None:
     from streamgen.stream_host import EngineHost
 
-    app = create_app(EngineHost(client), transport_options(client.config, server))
+    metrics = Metrics(client.preset.name)
+    client.on_measures = EngineTeller(metrics).take
+    app = create_app(EngineHost(client), transport_options(client.config, server), metrics)
     config = uvicorn_config(app, server.ssl_certfile, server.ssl_keyfile)
     line = announcement(client.preset.name, sock, server)
     web = WebServer(config, line, app.state.sessions.goodbye)

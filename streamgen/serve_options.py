@@ -11,6 +11,7 @@ from typing import Final
 
 from streamgen.command_options import path
 from streamgen.config import choice, name, option, seconds, whole
+from streamgen.logs import FORMATS
 from transport.ice import check_ice_server
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -126,4 +127,9 @@ class ServeConfig:
         None, path, "PEM file of the certificate's key"
     )
     log_level: str = option("info", choice(*LOG_LEVELS), "least important lines to log")
+    log_format: str = option(
+        "text",
+        choice(*FORMATS),
+        "json: an object a line, and a line for each chunk",
+    )
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)

@@ -17,6 +17,7 @@ from streamgen.config import EngineConfig
 from streamgen.cuda_graph import compile_blocks, cuda_graphs
 from streamgen.decoder import StreamingDecoder
 from streamgen.device import DeviceFacts, find_device, idle_card, require_memory
+from streamgen.device_state import weight_bytes
 from streamgen.engine import StreamEngine
 from streamgen.errors import ConfigError, Unsupported
 from streamgen.faults import Faults
@@ -25,6 +26,7 @@ from streamgen.lives import Output
 from streamgen.machine import keep_freed_memory
 from streamgen.model_runner import ModelRunner, RunnerConfig
 from streamgen.models.presets import Preset, build, find_preset, served
+from streamgen.quality import add_sampler, reference_model
 from streamgen.session_config import checked_window, held_frames
 from streamgen.warm_up import Measured, choose_dtypes, fixed_dtype, measure
 
@@ -96,7 +98,9 @@ def start_engine(
     elif device.index is not None:
         torch.cuda.set_device(device)  # of this thread, which is the passes'
     report("weights", 0.0)
-    model = served(build(preset, dummy=config.load_format == "dummy"))
+    model = build(preset, dummy=config.load_format == "dummy")
+    reference = None if config.sample_quality is None else reference_model(model)
+    model = served(model)
     report("measuring", 0.4)
     one = runner_config(config, preset, device, num_sessions=1)
     dtypes = measured.dtypes if measured else choose_dtypes(config, model, one, window)
@@ -117,11 +121,16 @@ def start_engine(
         model.vae, device, dtypes[1],
         num_threads=DECODER_THREADS, state_bytes=measured.state_bytes, faults=faults,
     )  # fmt: skip
-    report("ready", 1.0)
-    return StreamEngine(
+    runner.meter.forget()
+    engine = StreamEngine(
         config, preset, runner, decoder, measured, output,
         clock=clock, on_decoded=on_decoded, faults=faults,
     )  # fmt: skip
+    engine.weight_bytes = weight_bytes(model.dit, model.vae, model.text_encoder)
+    if reference is not None:
+        add_sampler(engine, reference, one, on_decoded)
+    report("ready", 1.0)
+    return engine
 
 
 def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> None:

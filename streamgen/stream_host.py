@@ -88,6 +88,8 @@ class EngineHost:
             queue_length=stats.queue_length,
             overload=stats.overload,
             restarts=stats.restarts,
+            pages=stats.pages,
+            sessions_running=stats.sessions_running,
         )
 
 

@@ -44,6 +44,12 @@ class Work(Protocol):
     def is_open(self) -> bool:
         """Return whether it is still under way."""
 
+    @property
+    def stage(self) -> str:
+        """Return what metrics call it."""
+
+    spent_s: float  # in the forwards it had rows in
+
     def take(self, flows: Sequence[Tensor]) -> bool:
         """Take the flows of its rows; return whether it is done."""
 
@@ -95,6 +101,8 @@ class LoneCommit:
     commit: Commit
     num_rows: int = 1
     passes_left: int = 1
+    stage: str = "commit"
+    spent_s: float = 0.0
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -131,6 +139,8 @@ class ChunkWork:
     text_slot: int
     ready_at: float  # when it could have begun
     commit: Commit | None
+    stage: str = "denoise"
+    spent_s: float = 0.0
 
     @property
     def rows(self) -> Sequence[Row]:

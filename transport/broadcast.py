@@ -19,6 +19,7 @@ from transport.options import TransportOptions
 from transport.projector import Projector
 from transport.recordings import Recordings
 from transport.replies import CloseCode, close_code
+from transport.session_meter import SessionMeter, kind_of
 from transport.stream import Receipt, Stream, StreamError
 from transport.timeline import Timeline
 from transport.wire import Control, SessionInteraction, SessionRewind, with_event_id
@@ -60,19 +61,23 @@ class Broadcast:
         options: TransportOptions,
         manner: Manner,
         timeline: Timeline,
+        meter: SessionMeter,
     ) -> None:
         self.stream = stream
         self.manner = manner
         self.resume_token = secrets.token_urlsafe(24)
         self.viewer_token = secrets.token_urlsafe(24)
         self.timeline = timeline
+        self.meter = meter
         self.projector = Projector(
-            stream, encoder, self._spawn, began=self._began, throw_away=self._throw_away
-        )
+            stream, encoder, self._spawn,
+            began=self._began, throw_away=self._throw_away, meter=meter,
+        )  # fmt: skip
         self.viewers, self.player = self.projector.viewers, self.projector.player
         self.herald = Herald(
-            stream, self.viewers, self.player, timeline, self._settle_clock, self.projector.bitrate
-        )
+            stream, self.viewers, self.player, timeline,
+            self._settle_clock, self.projector.bitrate, meter,
+        )  # fmt: skip
         self._options = options
         self._attendance = Attendance(stream, options, self._spawn, needed=not manner.run_unwatched)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,6 +109,8 @@ class Broadcast:
             self._tell_end(await self._outcome)
         finally:
             self.conclude(Outcome(stopped=True))  # the server stops
+            outcome = self._outcome.result()
+            self.meter.ended(stopped=outcome.stopped, error=outcome.error)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -139,6 +146,8 @@ class Broadcast:
 
     def detach(self, viewer: Spectator) -> None:
         """Let a viewer go. After the last one the stream is suspended."""
+        if viewer in self.viewers:
+            self.meter.left(viewer)
         self.viewers.discard(viewer)
         if not self.viewers and not self.ended:
             self._settle_clock()
@@ -147,7 +156,7 @@ class Broadcast:
     async def control(self, message: Control) -> Receipt:
         """Hand a control to the stream; raise StreamError when it is refused."""
         event_id = message.event_id or f"evt_{secrets.token_hex(8)}"
-        self.timeline.sent(event_id, time.monotonic())
+        self.timeline.sent(event_id, kind_of(message), time.monotonic())
         if isinstance(message, SessionRewind):
             self.player.rewinds.asked(event_id, message.to_chunk)
         try:
@@ -181,6 +190,7 @@ class Broadcast:
         return await self.projector.still()
 
     def _began(self, frame: Frame) -> None:
+        self.meter.began(time.monotonic())
         self.herald.shown(frame)
 
     def _throw_away(self, picture: Picture) -> None:
@@ -205,7 +215,9 @@ class Broadcast:
         raise StreamError("timeout_max_duration", f"a session lasts at most {longest_s:g} s")
 
     def _settle_clock(self) -> None:
-        watched = self.viewers or self.manner.run_unwatched
+        watched = bool(self.viewers) or self.manner.run_unwatched
+        is_placed = self.stream.state != "queued"
+        self.meter.stands(time.monotonic(), is_placed=is_placed, is_watched=watched)
         if self.herald.paused or not watched:
             self.player.pause()
         else:

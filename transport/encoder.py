@@ -49,6 +49,11 @@ class ChunkHeader:
     completed_event_ids: tuple[str, ...]
     prompt: Prompt | None = None
 
+    @property
+    def last_frame_index(self) -> int:
+        """The index of its last frame."""
+        return self.first_frame_index + self.num_frames - 1
+
     def going_on(self) -> ChunkHeader:
         """Return what is told of a later frame: what begins and ends was told with the first."""
         return replace(self, started_event_ids=(), completed_event_ids=())
@@ -122,6 +127,7 @@ class Renditions:
         self._keys = {codec: KeyRequests() for codec in CODECS}
         self._broken = set(CODECS)  # their next frame has to be a keyframe, whoever asked
         self._bitrate: int | None = None
+        self.encoded_s = 0.0  # seconds of all that was encoded, waits for a thread not counted
 
     async def take(self, chunk: Chunk) -> list[Picture]:
         """Copy a chunk's pictures, so that it can be released."""
@@ -174,6 +180,7 @@ class Renditions:
         return max(MIN_BITRATE, most if self._bitrate is None else min(most, self._bitrate))
 
     def _encoded(self, picture: Picture, encodings: frozenset[str], frame: Frame) -> Frame:
+        began = time.perf_counter()
         payloads = {**frame.payloads}
         prefix = HEADER.pack(picture.index, picture.chunk.index, round(picture.pts_s * 1e6))
         if "jpeg" in encodings:
@@ -186,6 +193,7 @@ class Renditions:
                 packets[codec] = self._packet(codec, picture)
             elif self._clock() - self._used_at.get(codec, self._clock()) > IDLE_S:
                 self._video.pop(codec, None)
+        self.encoded_s += time.perf_counter() - began
         return replace(frame, payloads=payloads, packets=packets)
 
     def _packet(self, codec: Codec, picture: Picture) -> Packet:

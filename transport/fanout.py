@@ -24,6 +24,14 @@ class Spectator(Protocol):
     estimate_bps: float | None
 
     @property
+    def transport(self) -> str | None:
+        """What its connection is, by the name that metrics have for it; None counts nowhere."""
+
+    @property
+    def num_sent(self) -> int:
+        """Frames it was sent."""
+
+    @property
     def num_dropped(self) -> int:
         """Frames it was not sent."""
 

@@ -10,6 +10,7 @@ from transport import replies
 from transport.encoder import ChunkHeader, Frame
 from transport.fanout import Fanout, Spectator, Viewer
 from transport.player import Player
+from transport.session_meter import SessionMeter
 from transport.stream import (
     Event,
     Failed,
@@ -39,6 +40,7 @@ class Herald:
         timeline: Timeline,
         settle: Callable[[], None],
         bitrate: Callable[[], int],
+        meter: SessionMeter,
     ) -> None:
         self.paused = stream.state == "paused"
         self._stream = stream
@@ -47,6 +49,7 @@ class Herald:
         self._timeline = timeline
         self._settle = settle
         self._bitrate = bitrate
+        self._meter = meter
         self._place: replies.SessionQueued | None = None
         self._overload: replies.SessionOverload | None = None
 
@@ -77,7 +80,8 @@ class Herald:
         self._player.tally.num_chunks += 1
         self._timeline.playing(chunk.prompt_revision, chunk.index, chunk.prompt)
         for event_id in chunk.started_event_ids:
-            self._timeline.applied(event_id, time.monotonic())
+            if taken := self._timeline.applied(event_id, time.monotonic()):
+                self._meter.applied(*taken)
             self._viewers.broadcast(
                 replies.InteractionApplied(
                     event_id=event_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -13,7 +14,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from transport.loop_lag import watch_loop
 from transport.media_api import media_router
+from transport.metrics import Metrics
+from transport.metrics_api import Scrape, metrics_router
 from transport.options import TransportOptions
 from transport.problems import add_handlers, problem
 from transport.recordings import Recordings
@@ -29,7 +33,6 @@ from transport.whep_api import whep_router
 
 # Doors of the interface that this server does not have yet.
 LATER: Final = (
-    "/metrics",
     "/v1/videos",
     "/v1/videos/{rest:path}",
 )
@@ -38,19 +41,26 @@ LATER_SOCKET: Final = "/v1/realtime_video/generate"
 ALL_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
-def create_app(host: StreamHost, options: TransportOptions) -> FastAPI:
-    """Return the application that serves `host`.
+def create_app(
+    host: StreamHost, options: TransportOptions, metrics: Metrics | None = None
+) -> FastAPI:
+    """Return the application that serves `host`; it counts in `metrics`, or in metrics of its own.
 
     Raises OSError when nothing can be recorded to the directory that the options name, and
     ValueError when they name no proper ICE servers, address or ports.
     """
     directory = options.record_dir
     recordings = None if directory is None else Recordings(directory, options.record_max_bytes)
-    sessions, peers = Sessions(host, options, recordings), Peers(options)
+    metrics = metrics or Metrics(host.stats().models[0].id)
+    sessions, peers = Sessions(host, options, metrics, recordings), Peers(options, metrics)
+
+    lag = metrics.viewers.event_loop_lag_seconds
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.create_task(watch_loop(lag.observe))
         yield
+        watching.cancel()
         await peers.close()
         await sessions.close()
 
@@ -67,6 +77,7 @@ def create_app(host: StreamHost, options: TransportOptions) -> FastAPI:
     _add_facts(app, host, options)
     for path in LATER:
         app.add_api_route(path, _unsupported, methods=ALL_METHODS, include_in_schema=False)
+    app.include_router(metrics_router(metrics, Scrape(metrics, host, sessions)))
     app.include_router(travel_router(sessions, options))
     app.include_router(sessions_router(sessions))
     app.include_router(media_router(sessions, options, recordings))

@@ -26,9 +26,11 @@ class MediaViewer:
     """What both kinds have in common: they carry no messages, and wait for frames or the end."""
 
     format = "none"
+    transport = "mp4"
     estimate_bps: float | None = None
 
     def __init__(self) -> None:
+        self.num_sent = 0
         self._finished = False
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
@@ -61,6 +63,7 @@ class PictureViewer(MediaViewer):
     """The parts of a multipart/x-mixed-replace response: always the newest JPEG."""
 
     format = "jpeg"
+    transport = "mjpeg"
 
     def __init__(self, broadcast: Broadcast) -> None:
         super().__init__()
@@ -96,6 +99,7 @@ class PictureViewer(MediaViewer):
         while True:
             if self._slot is not None:
                 frame, self._slot = self._slot, None
+                self.num_sent += 1
                 self._taken.set()
                 self._last, self._repeated = _part(frame.payloads["jpeg"][HEADER.size :]), False
                 return self._last
@@ -157,6 +161,7 @@ class VideoViewer(MediaViewer):
         self._begin()
         while True:
             if (taken := self._queue.take()) is not None:
+                self.num_sent += 1
                 self._taken.set()
                 return self._filled_up(self._fragment(*taken))
             if self._finished:

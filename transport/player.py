@@ -10,6 +10,7 @@ from collections.abc import Callable
 from transport.encoder import Frame, Picture, Renditions
 from transport.pacer import Pacer
 from transport.rewinds import Rewinds
+from transport.session_meter import SessionMeter
 from transport.stream import Chunk, Stream
 from transport.tally import Tally
 from transport.video import Codec
@@ -31,6 +32,7 @@ class Player:
         encodings: Callable[[], frozenset[str]],
         show: Callable[[Frame, float], None],
         throw_away: Callable[[Picture], None],
+        meter: SessionMeter,
     ) -> None:
         self.pacer = Pacer()
         self.tally = Tally()
@@ -41,6 +43,7 @@ class Player:
         self._encodings = encodings
         self._show = show
         self._discard = throw_away
+        self._meter = meter
         self._pictures: deque[Picture] = deque()
         self._next: Frame | None = None  # the first of the pictures, encoded
         self._shown_again: set[Codec] = set()  # what the last picture is wanted in once more
@@ -52,6 +55,7 @@ class Player:
     def pause(self) -> None:
         """Stop the clock."""
         self.pacer.pause(time.monotonic())
+        self._meter.paused()
 
     def resume(self) -> None:
         """Let the clock go on."""
@@ -108,8 +112,10 @@ class Player:
     async def _take(self, chunk: Chunk) -> None:
         self.rewinds.arrived(chunk.index, tuple(chunk.started_event_ids))
         self.tally.chunk(chunk.generation_s)
+        self._meter.arrived(chunk, time.monotonic())
         pictures = await self._renditions.take(chunk)
         self.pacer.push(time.monotonic(), len(pictures), chunk.fps, chunk.generation_s)
+        self._meter.queued(self.pacer)
         self._pictures.extend(pictures)
         self._wake.set()
 
@@ -120,6 +126,7 @@ class Player:
                 self._renditions.break_chain(self._next)
                 self._next = None
             self.pacer.discard()
+            self._meter.thrown_away()
             self._room.set()
             self._discard(picture)
             self._stream.played(picture.index)
@@ -134,6 +141,8 @@ class Player:
         self._room.set()
         self.tally.frame(time.monotonic(), due_s)
         self._show(frame, due_s)
+        if frame.index == frame.chunk.last_frame_index:
+            self._meter.shown(frame.chunk, self._renditions.encoded_s, self.pacer)
         self._stream.played(frame.index)
 
     async def _show_again(self, codec: Codec) -> None:

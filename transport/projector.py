@@ -12,6 +12,7 @@ from transport.packets import PICTURES
 from transport.player import Player
 from transport.recording import Recorder
 from transport.recordings import Recordings
+from transport.session_meter import SessionMeter
 from transport.stream import Stream
 from transport.video import CODECS
 
@@ -35,10 +36,13 @@ class Projector:
         *,
         began: Callable[[Frame], None],
         throw_away: Callable[[Picture], None],
+        meter: SessionMeter,
     ) -> None:
         self.viewers = Fanout()
         self._renditions = Renditions(encoder)
-        self.player = Player(stream, self._renditions, self._encodings, self._show, throw_away)
+        self.player = Player(
+            stream, self._renditions, self._encodings, self._show, throw_away, meter
+        )
         self._stream = stream
         self._spawn = spawn
         self._began = began

@@ -9,6 +9,7 @@ from typing import Final
 
 from transport.broadcast import Broadcast
 from transport.ice import check_ice_servers, check_public_ip, check_udp_ports, link_headers
+from transport.metrics import Metrics
 from transport.options import TransportOptions
 from transport.rtc_candidates import Reach
 from transport.rtc_patches import check_names, widen_ciphers
@@ -29,7 +30,7 @@ class Peers:
     Raises ValueError when the options name no proper ICE servers, address or ports.
     """
 
-    def __init__(self, options: TransportOptions) -> None:
+    def __init__(self, options: TransportOptions, metrics: Metrics) -> None:
         check_names()
         widen_ciphers()
         self._servers = check_ice_servers(options.ice_servers, options.turn_secret)
@@ -40,6 +41,7 @@ class Peers:
         asked = tuple((one.host, one.port) for one in self._servers if one.scheme == "stun")
         self._reach = Reach(asked, public_ip, ports)
         self._codecs = CODECS[::-1] if options.encoder == "vp8" else CODECS
+        self._failures = metrics.viewers.webrtc_ice_failures_total
         self._peers: dict[str, Peer] = {}
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._num_answering = 0
@@ -125,6 +127,7 @@ class Peers:
         try:
             await peer.watch()
         finally:
+            self._failures.inc(peer.never_connected)
             del self._peers[peer.id]
             try:
                 await peer.close()

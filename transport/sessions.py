@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from transport.broadcast import Broadcast, Manner
 from transport.encoder import Encoder
 from transport.fanout import Viewer
+from transport.metrics import Metrics
 from transport.options import TransportOptions
 from transport.recordings import Recordings
 from transport.replies import CloseCode
+from transport.session_meter import Pace, SessionMeter
 from transport.stream import SessionConfig, Stream, StreamError, StreamHost
 from transport.timeline import Timeline
 from transport.wire import SessionFork, SessionStart
@@ -33,9 +37,15 @@ class Sessions:
     """Opens sessions at the host and runs their broadcasts until they end."""
 
     def __init__(
-        self, host: StreamHost, options: TransportOptions, recordings: Recordings | None = None
+        self,
+        host: StreamHost,
+        options: TransportOptions,
+        metrics: Metrics,
+        recordings: Recordings | None = None,
     ) -> None:
         self._host = host
+        self._metrics = metrics
+        self._pace = Pace()
         self._recordings = recordings
         self._options = options
         self._encoder = Encoder(
@@ -74,24 +84,38 @@ class Sessions:
             priority=start.priority,
             run_unwatched=bool(start.run_unwatched),
         )
-        stream = await self._host.open(config)
+        with self._asking() as asked_at:
+            stream = await self._host.open(config)
         manner = Manner(start.format or "jpeg", bool(start.acks), bool(start.run_unwatched))
         # repr escapes control characters and what would turn the text round.
         logger.info("session %s opened: %r", stream.id, str(start.prompt)[:200])
-        return self._play(stream, manner, Timeline(start.prompt))
+        return self._play(stream, manner, Timeline(start.prompt), asked_at)
 
     async def fork(self, parent: Broadcast, fork: SessionFork) -> Broadcast:
         """Let a second session begin from another; raise StreamError when that is refused."""
-        stream = await parent.stream.fork(fork.at_chunk)
+        with self._asking() as asked_at:
+            stream = await parent.stream.fork(fork.at_chunk)
         logger.info("session %s forked from %s", stream.id, parent.id)
-        return self._play(stream, parent.manner, parent.timeline.until(fork.at_chunk))
+        timeline = parent.timeline.until(fork.at_chunk)
+        return self._play(stream, parent.manner, timeline, asked_at)
 
     async def restore(self, blob: bytes) -> Broadcast:
         """Go on from a snapshot; raise StreamError when the host refuses it."""
-        stream = await self._host.restore(blob)
+        with self._asking() as asked_at:
+            stream = await self._host.restore(blob)
         logger.info("session %s restored", stream.id)
         manner = Manner(run_unwatched=stream.config.run_unwatched)
-        return self._play(stream, manner, Timeline())
+        return self._play(stream, manner, Timeline(), asked_at)
+
+    @contextmanager
+    def _asking(self) -> Iterator[float]:
+        """Count it if the host refuses a session for want of room; yield when it was asked for."""
+        try:
+            yield time.monotonic()
+        except StreamError as error:
+            if error.code == "capacity":
+                self._metrics.sessions.sessions_total["refused"].inc()
+            raise
 
     def location(self, broadcast: Broadcast) -> str:
         """Return the path of a session, below which its other routes are."""
@@ -171,8 +195,11 @@ class Sessions:
         await asyncio.gather(*runs, return_exceptions=True)
         self._encoder.close()
 
-    def _play(self, stream: Stream, manner: Manner, timeline: Timeline) -> Broadcast:
-        broadcast = Broadcast(stream, self._encoder, self._options, manner, timeline)
+    def _play(
+        self, stream: Stream, manner: Manner, timeline: Timeline, asked_at: float
+    ) -> Broadcast:
+        meter = SessionMeter(self._metrics, self._pace, stream.id, asked_at)
+        broadcast = Broadcast(stream, self._encoder, self._options, manner, timeline, meter)
         if self._recordings is not None:
             broadcast.record(self._recordings)
         self._broadcasts[broadcast.id] = broadcast

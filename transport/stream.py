@@ -266,7 +266,7 @@ class HostStats:
 
     `busy_s` is the time since the engine last answered: an engine in a long computation is busy,
     not dead. `overload` is the level of what is traded for speed, 0 for nothing, and `restarts`
-    counts the engine processes that were replaced.
+    counts the engine processes that were replaced. `pages` are all that the cache has.
     """
 
     alive: bool
@@ -280,6 +280,8 @@ class HostStats:
     queue_length: int = 0
     overload: int = 0
     restarts: int = 0
+    pages: int = 0
+    sessions_running: int = 0
 
 
 class StreamHost(Protocol):

@@ -31,7 +31,7 @@ class Timeline:
         if prompt is not None:
             self.accepted(0, prompt)
         self._current: PromptEntry | None = None  # that of the picture
-        self._sent_at: dict[str, float] = {}
+        self._sent: dict[str, tuple[str, float]] = {}
         self._latencies_s: deque[float] = deque(maxlen=NUM_LATENCIES)
 
     @property
@@ -51,11 +51,11 @@ class Timeline:
                 timeline.prompts.append(timeline._current)
         return timeline
 
-    def sent(self, event_id: str, now: float) -> None:
+    def sent(self, event_id: str, kind: str, now: float) -> None:
         """A control is handed to the engine."""
-        if len(self._sent_at) >= MAX_PENDING:
-            del self._sent_at[next(iter(self._sent_at))]
-        self._sent_at[event_id] = now
+        if len(self._sent) >= MAX_PENDING:
+            del self._sent[next(iter(self._sent))]
+        self._sent[event_id] = (kind, now)
 
     def accepted(self, prompt_revision: int, prompt: Prompt) -> None:
         """A prompt has a revision."""
@@ -63,13 +63,18 @@ class Timeline:
 
     def dropped(self, event_id: str) -> None:
         """A control will have no effect."""
-        self._sent_at.pop(event_id, None)
+        self._sent.pop(event_id, None)
 
-    def applied(self, event_id: str, now: float) -> None:
-        """The first frame that obeys a control leaves."""
-        sent_at = self._sent_at.pop(event_id, None)
-        if sent_at is not None:
-            self._latencies_s.append(now - sent_at)
+    def applied(self, event_id: str, now: float) -> tuple[str, float] | None:
+        """The first frame that obeys a control leaves; return its kind and the seconds it took.
+
+        None for one that nobody sent here, as of a score.
+        """
+        if event_id not in self._sent:
+            return None
+        kind, sent_at = self._sent.pop(event_id)
+        self._latencies_s.append(now - sent_at)
+        return kind, now - sent_at
 
     def playing(self, prompt_revision: int, chunk_index: int, prompt: Prompt | None) -> None:
         """A chunk under this revision begins to be played.

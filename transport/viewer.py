@@ -35,11 +35,14 @@ class Viewer:
     `ask_key` is called with the encoding when the video cannot go on without a keyframe.
     """
 
+    transport = "websocket"
+
     def __init__(self) -> None:
         self.request_id = f"req_{secrets.token_hex(8)}"
         self.acks = False
         self.last_ack: SessionAck | None = None
         self.estimate_bps: float | None = None
+        self.num_sent = 0
         self.ask_key: Callable[[str], None] = lambda encoding: None
         self._format = "none"
         self._messages: deque[ServerMessage] = deque()
@@ -182,6 +185,7 @@ class Viewer:
 
     def _sent(self, frame: Frame) -> None:
         self._taken.set()
+        self.num_sent += 1
         self._last_sent = frame.index
         if self.acks:
             self._in_flight.append(frame.index)

@@ -53,6 +53,7 @@ class PacketTrack(MediaStreamTrack):  # type: ignore[misc]  # aiortc is not type
         super().__init__()
         self.queue = PacketQueue(encoding, LONGEST_QUEUE_S, starved=starved)
         self.key_taken_at = float("-inf")
+        self.num_sent = 0
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -77,6 +78,7 @@ class PacketTrack(MediaStreamTrack):  # type: ignore[misc]  # aiortc is not type
             self._empty.set()
             self._wake.clear()
             await self._wake.wait()
+        self.num_sent += 1
         frame, due_s = taken
         if self._began_s is None:
             self._began_s = due_s
@@ -94,6 +96,8 @@ class PacketTrack(MediaStreamTrack):  # type: ignore[misc]  # aiortc is not type
 class Peer:
     """One viewer over WebRTC, a Spectator, from its offer to its end."""
 
+    transport = "webrtc"
+
     def __init__(self, broadcast: Broadcast, offer: Offer, reach: Reach) -> None:
         self.id = secrets.token_urlsafe(12)
         self.etag = f'"{secrets.token_hex(8)}"'
@@ -101,6 +105,7 @@ class Peer:
         self.codec = offer.codec
         self.format = "none"  # until it is connected: its first frame is a keyframe made then
         self.connected = False
+        self.never_connected = False  # and ICE has given up, or time is up
         self._offer = offer
         self._reach = reach
         self._over = asyncio.Event()
@@ -120,6 +125,11 @@ class Peer:
     def ufrag(self) -> str:
         """The name under which the viewer's ICE speaks."""
         return self._offer.ufrag
+
+    @property
+    def num_sent(self) -> int:
+        """Frames that were cut into packets for it."""
+        return self._track.num_sent
 
     @property
     def num_dropped(self) -> int:
@@ -205,6 +215,7 @@ class Peer:
             silent_s = now - self._heard_at
             if not self.connected and now - began_at > CONNECT_TIMEOUT_S:
                 logger.info("peer %s did not connect within %g s", self.id, CONNECT_TIMEOUT_S)
+                self.never_connected = True
                 return
             if self.connected and silent_s > SILENCE_TIMEOUT_S:
                 logger.info("peer %s was not heard for %.0f s", self.id, silent_s)
@@ -236,6 +247,7 @@ class Peer:
             self._hear()
             self._begin()
         elif state in ("closed", "failed"):
+            self.never_connected = state == "failed" and not self.connected
             self._over.set()
 
     def _begin(self) -> None:

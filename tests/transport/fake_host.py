@@ -150,6 +150,8 @@ class FakeHost:
             queue_length=len(self.queue),
             overload=self.overload,
             restarts=self.restarts,
+            pages=self.max_sessions * PAGES_PER_SESSION,
+            sessions_running=sum(stream.holds_pages for stream in self.streams.values()),
         )
 
     def _tell_places(self) -> None:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 import transport.http
 from tests.transport.conftest import RunningServer, eventually
 from tests.transport.rtc_browser import BrowserReceiver
+from transport.metrics import Metrics
 from transport.options import TransportOptions
 from transport.rtc_peers import Peers
 from transport.webrtc import Peer
@@ -37,8 +38,8 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> list[Peers]:
     """Let ICE use 127.0.0.1; return the WebRTC viewers of each server that is started, in order."""
     kept: list[Peers] = []
 
-    def make(options: TransportOptions) -> Peers:
-        kept.append(Peers(options))
+    def make(options: TransportOptions, metrics: Metrics) -> Peers:
+        kept.append(Peers(options, metrics))
         return kept[-1]
 
     monkeypatch.setattr(aioice.ice, "get_host_addresses", lambda use_ipv4, use_ipv6: ["127.0.0.1"])

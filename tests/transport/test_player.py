@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from transport.encoder import Encoder, Frame, Picture, Renditions
+from transport.metrics import Metrics
 from transport.player import Player
+from transport.session_meter import Pace, SessionMeter
 from transport.stream import Chunk, Event, Receipt, State, StreamConfig
 from transport.wire import Control
 
@@ -75,6 +77,11 @@ class EagerStream:
         self.num_released += 1
 
 
+def new_meter() -> SessionMeter:
+    """Return the meter of a session."""
+    return SessionMeter(Metrics("m"), Pace(), "s", asked_at=0.0)
+
+
 def never(picture: Picture) -> None:
     """Throw nothing away."""
     raise AssertionError(picture.index)
@@ -96,7 +103,7 @@ async def test_every_frame_is_shown_once_in_order(renditions: Renditions) -> Non
         shown.append(frame)
         due.append(due_s)
 
-    player = Player(stream, renditions, lambda: frozenset({"jpeg"}), show, never)
+    player = Player(stream, renditions, lambda: frozenset({"jpeg"}), show, never, new_meter())
     player.resume()
     await asyncio.gather(player.receive(), player.play())
     assert [frame.index for frame in shown] == list(range(24))
@@ -109,7 +116,7 @@ async def test_every_frame_is_shown_once_in_order(renditions: Renditions) -> Non
 async def test_what_waits_is_bounded_without_back_pressure(renditions: Renditions) -> None:
     """Paused, it takes three chunks of an engine that would give a thousand."""
     stream = EagerStream(1000)
-    player = Player(stream, renditions, frozenset, lambda frame, due_s: None, never)
+    player = Player(stream, renditions, frozenset, lambda frame, due_s: None, never, new_meter())
     receiving = asyncio.create_task(player.receive())
     playing = asyncio.create_task(player.play())
     await asyncio.sleep(0.3)

@@ -10,8 +10,10 @@ import pytest
 
 from tests.transport.test_player import EagerStream
 from transport.encoder import Encoder, Frame, Renditions
+from transport.metrics import Metrics
 from transport.player import Player
 from transport.rewinds import MAX_REWINDS, Rewinds
+from transport.session_meter import Pace, SessionMeter
 from transport.stream import Chunk
 
 
@@ -111,6 +113,7 @@ async def test_what_is_queued_is_thrown_away_at_once_and_counts_as_played(
 ) -> None:
     """Also while the clock stands; the new chunk is shown without an underrun."""
     stream, shown, thrown = RewoundStream(), list[int](), list[int]()
+    metrics = Metrics("m")
 
     def show(frame: Frame, due_s: float) -> None:
         shown.append(frame.index)
@@ -121,6 +124,7 @@ async def test_what_is_queued_is_thrown_away_at_once_and_counts_as_played(
         lambda: frozenset({"jpeg"}),
         show,
         lambda frame: thrown.append(frame.index),
+        SessionMeter(metrics, Pace(), "s", asked_at=0.0),
     )
     work = asyncio.gather(player.receive(), player.play())
     while player.pacer.num_queued < 12:
@@ -141,3 +145,5 @@ async def test_what_is_queued_is_thrown_away_at_once_and_counts_as_played(
     assert stream.played_frames == list(range(20))
     assert player.pacer.num_underruns == 0
     assert stream.num_released == 5
+    labels = {"model_name": "m", "reason": "rewind"}
+    assert metrics.registry.get_sample_value("streamgen:frames_dropped_total", labels) == 8
