@@ -38,7 +38,8 @@ def psnr_db(mse: float) -> float:
 
 def luma(picture: Pixels) -> Plane:
     """Return the brightness of a picture `[h, w, 3]` as `[h, w]`, 0 to 255."""
-    return picture @ LUMA
+    plane: Plane = picture @ LUMA
+    return plane
 
 
 def ssim(a: Plane, b: Plane) -> float:

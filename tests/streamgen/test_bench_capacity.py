@@ -104,7 +104,7 @@ def test_who_finds_no_place_is_counted_and_the_next_one_comes_all_the_same(
     finally:
         bench.close()
     assert figures["arrivals"] > 10
-    assert 0 < figures["refused"] < figures["arrivals"]
+    assert 0 < figures["refused"] <= figures["arrivals"]
     assert figures["placed_share"] < 0.9
     assert figures["sessions_mean"] <= figures["sessions_most"] <= 4  # their buffers play on
-    assert figures["wait_ms_p95"] > 0
+    assert figures["waiting"] in (1, 2)

@@ -54,7 +54,6 @@ def test_one_session_is_measured_alone_and_played_in_real_time(
     assert row["fps_serial"] == row["fps_total"]
     assert row["ttff_ms_p50"] <= row["ttff_ms_p95"] <= row["ttff_ms_p99"]
     assert row["gap_ms_p50"] == pytest.approx(1000 / 16, rel=0.05)
-    assert row["control_to_frame_ms_p50"] > 0
     assert row["predicted_every_ms"] is None
     assert "not predicted: tiny is no model of the account" in capsys.readouterr().out
 
@@ -62,10 +61,10 @@ def test_one_session_is_measured_alone_and_played_in_real_time(
 def test_a_change_of_prompt_is_timed_to_the_frame_it_shows_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Three changes in two seconds, each shown: a chunk is 0.75 s and two more may be buffered."""
+    """A change every 0.9 s; a chunk is 0.75 s, and two may have been begun before it."""
     monkeypatch.setattr(bench_latency, "SETTLE_S", 0.5)
     monkeypatch.setattr(bench_latency, "CONTROL_EVERY_S", (0.9, 0.9))
-    figures = play(tiny_config(), 4.0, TINY)
+    figures = play(tiny_config(), 6.0, TINY)
     assert 50 < figures["control_to_frame_ms_p50"] < 4000
 
 
