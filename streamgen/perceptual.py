@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from streamgen.distances import Pixels
 from streamgen.errors import Unsupported
-from streamgen.quality import Pixels
 
 PACKAGE: Final = "lpips"
 NET: Final = "alex"  # the network whose distances its authors recommend for evaluation

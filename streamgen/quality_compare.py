@@ -8,8 +8,7 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import Final
 
-from streamgen.errors import ConfigError
-from streamgen.quality import (
+from streamgen.distances import (
     WINDOW_PIXELS,
     Pixels,
     Plane,
@@ -20,6 +19,7 @@ from streamgen.quality import (
     ssim,
     trend,
 )
+from streamgen.errors import ConfigError
 from streamgen.step import ChunkPlan
 
 INVISIBLE_DB: Final = 35.0

@@ -18,10 +18,10 @@ import torch
 from streamgen import machine, quality_report
 from streamgen.command_options import EvalConfig
 from streamgen.config import EngineConfig
+from streamgen.distances import Pixels
 from streamgen.errors import ConfigError, Unsupported
 from streamgen.models.presets import Preset, find_preset
 from streamgen.perceptual import Lpips
-from streamgen.quality import Pixels
 from streamgen.quality_compare import (
     Clip,
     ClipScore,

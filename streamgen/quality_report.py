@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from streamgen.distances import Pixels
 from streamgen.pocket.sheet import write_png
-from streamgen.quality import Pixels
 from streamgen.quality_compare import INVISIBLE_DB, KEPT, REJECT_DB, ClipScore, Pair, verdict
 
 # What an error is multiplied with in pictures of differences: 32 levels are white.

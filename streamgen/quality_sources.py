@@ -21,12 +21,12 @@ from safetensors import SafetensorError, safe_open
 
 from streamgen.config import EngineConfig, read_settings
 from streamgen.decoder import StreamingDecoder
+from streamgen.distances import Pixels
 from streamgen.errors import ConfigError
 from streamgen.generate import count_frames, for_one_session
 from streamgen.library import Engine
 from streamgen.limits import UNLIMITED
 from streamgen.models.presets import Preset, build, find_preset
-from streamgen.quality import Pixels
 from streamgen.quality_compare import Clip, Layout
 from streamgen.startup import find_device, resolve
 

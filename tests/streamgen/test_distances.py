@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from streamgen.quality import (
+from streamgen.distances import (
     EQUAL_DB,
     flicker,
     luma,
