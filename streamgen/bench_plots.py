@@ -128,10 +128,11 @@ def _chunk_times(axes: Axes, rows: Rows) -> None:
 def _figures(axes: Axes, rows: Rows, unit: str) -> None:
     """Draw all figures of a unit as bars, and the marks they should stay under."""
     chosen = [row for row in rows if row["unit"] == unit and row["value"] is not None][::-1]
-    axes.barh([_short(row["figure"]) for row in chosen], _values(chosen, "value"), color=COLOURS[0])
+    names = [_short(row["figure"]) for row in chosen]
+    axes.barh(names, _values(chosen, "value"), 0.6, color=COLOURS[0])
     for i, row in enumerate(chosen):
         if row["mark"] is not None:
-            axes.vlines(row["mark"], i - 0.45, i + 0.45, color=COLOURS[5])
+            axes.vlines(row["mark"], i - 0.4, i + 0.4, color=COLOURS[5])
     axes.tick_params(axis="y", labelsize=6)
     axes.set_xlabel(unit, fontsize=9)
     axes.set_xscale("symlog" if unit == "ms" else "linear")
@@ -160,7 +161,7 @@ def _short(name: str) -> str:
 def _label(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 Panel = Callable[["Axes", Rows], None]

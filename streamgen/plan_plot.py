@@ -51,4 +51,11 @@ def _mark_wholes(axes: Axes, options: Sequence[Mapping[str, Any]]) -> None:
     """Mark the seconds from one to the next: less than the sum where a decode runs beside."""
     colour, marker = WHOLE
     seconds = [each["seconds"] for each in options]
-    axes.plot(seconds, range(len(options)), marker, color=colour, label="one every", markersize=5)
+    axes.plot(
+        seconds,
+        range(len(options)),
+        marker,
+        color=colour,
+        label="from one to the next",
+        markersize=5,
+    )

@@ -290,7 +290,7 @@ def test_only_options_that_were_measured_are_told_of_a_measured_device(
     options = planned(capsys, "--gpu", str(measured))["options"]
     assert [each["name"] for each in options] == [
         "as asked",
-        "window 10",
+        "window 4",
         "3 steps",
         "commit alone",
     ]
