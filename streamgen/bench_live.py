@@ -8,73 +8,30 @@ the window's K/V again. Beside that: what a recache and a fork cost, and an audi
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-import torch
-
-from streamgen import machine
+from streamgen.bench_playout import Audience, played_figures
+from streamgen.bench_report import BenchReport, Row, facts_line, figure_lines, write
 from streamgen.command_options import BenchConfig
 from streamgen.config import EngineConfig
-from streamgen.errors import Capacity, GenerationFailed
-from streamgen.messages import Chunk, Event, Failed, Overloaded, SetPrompt
+from streamgen.engine_facts import engine_facts, video_facts
+from streamgen.errors import Capacity
+from streamgen.messages import SetPrompt
 from streamgen.models.presets import Preset, find_preset
 from streamgen.session import Session
 from streamgen.session_config import SessionRequest
-from streamgen.startup import num_cores, start_engine
 
 RECACHE_EVERY_S: Final = 20.0  # of each session
 SETTLE_S: Final = 3.0  # before anything counts: every session is on its way by then
-IDLE_S: Final = 0.001
 FORKS: Final = 20
+WARM_UP: Final = "the engine is warm and every session on its way before anything is counted"
 
 
-@dataclass(slots=True)
-class Playout:
-    """A viewer that plays at the frame rate, and counts the chunks that came too late."""
-
-    fps: float
-    num_ready: int = 0  # frames that are there
-    num_played: int = 0
-    next_at: float | None = None  # when the next frame is due
-    num_chunks: int = 0
-    num_missed: int = 0
-    chunk_s: list[float] = field(default_factory=list)
-
-    def take(self, chunk: Chunk, now: float) -> None:
-        """Take a chunk; after a miss the clock starts anew."""
-        self.num_chunks += 1
-        self.chunk_s.append(chunk.generation_s)
-        if self.next_at is not None and self.num_played == self.num_ready and now > self.next_at:
-            self.num_missed += 1
-            self.next_at = now
-        self.next_at = now if self.next_at is None else self.next_at
-        self.num_ready = chunk.first_frame_index + len(chunk.frames)
-
-    def play(self, now: float) -> int | None:
-        """Play what is due; return the index of the last frame played, if any was."""
-        before = self.num_played
-        while self.next_at is not None and self.num_played < self.num_ready and now >= self.next_at:
-            self.num_played += 1
-            self.next_at += 1 / self.fps
-        return self.num_played - 1 if self.num_played > before else None
-
-    def forget(self) -> None:
-        """Count from nothing."""
-        self.num_chunks = self.num_missed = 0
-        self.chunk_s.clear()
-
-
-class LiveBench:
+class LiveBench(Audience):
     """An engine at the bound of admission, and the viewers of its sessions."""
 
-    def __init__(self, config: EngineConfig, preset: Preset) -> None:
-        self.playouts: dict[str, Playout] = {}
-        self.overloads: list[int] = []
-        self.engine = start_engine(config, self._deliver, preset=preset)
-        self.refusal = ""
+    refusal = ""
 
     def fill(self) -> None:
         """Open sessions until one is refused, a moment apart as people come."""
@@ -82,107 +39,70 @@ class LiveBench:
             number = len(self.playouts)
             prompt = f"a red ball bounces on the grass, take {number}"
             try:
-                session = self.engine.open(SessionRequest(prompt=prompt, seed=number))
+                self.open(SessionRequest(prompt=prompt, seed=number))
             except Capacity as error:
                 self.refusal = error.message
             else:
-                self.playouts[session.id] = Playout(session.fps)
                 self.run(0.4)
 
-    def run(self, seconds: float, *, recache: bool = False) -> None:
-        """Let everything run in real time."""
-        until = time.monotonic() + seconds
-        asked = {id: time.monotonic() + i for i, id in enumerate(self.playouts)}
-        while (now := time.monotonic()) < until:
-            for session_id, playout in self.playouts.items():
-                played = playout.play(now)
-                if played is not None:
-                    self.engine.played(session_id, played)
-                if recache and now >= asked[session_id]:
-                    asked[session_id] = now + RECACHE_EVERY_S
+    def run_with_recaches(self, seconds: float) -> None:
+        """Let everything run, and change every session's prompt now and then."""
+        due = {id: time.monotonic() + i for i, id in enumerate(self.playouts)}
+
+        def change(now: float) -> None:
+            for session_id, at in due.items():
+                if now >= at:
+                    due[session_id] = now + RECACHE_EVERY_S
                     prompt = f"a blue star drifts over the sea, take {now:.0f}"
                     self.engine.control(session_id, SetPrompt(prompt, "recache"))
-            if not self.engine.step():
-                time.sleep(IDLE_S)
+
+        self.run(seconds, change)
 
     def measure(self, seconds: float, *, recache: bool = False) -> dict[str, Any]:
         """Return the figures of so many seconds."""
-        for playout in self.playouts.values():
-            playout.forget()
-        self.overloads.clear()
+        self.forget()
         began, busy = time.monotonic(), self.engine.passes.busy_s
-        self.run(seconds, recache=recache)
-        elapsed = time.monotonic() - began
+        if recache:
+            self.run_with_recaches(seconds)
+        else:
+            self.run(seconds)
+        now = time.monotonic()
         admissions, sessions = self.engine.admissions, self.engine.sessions.values()
-        chunks = sum(playout.num_chunks for playout in self.playouts.values())
-        missed = sum(playout.num_missed for playout in self.playouts.values())
         return {
             "recaches": recache,
             "sessions": len(self.playouts),
-            "seconds": round(elapsed, 1),
-            "chunks": chunks,
-            "missed": missed,
-            "missed_share": missed / max(1, chunks),
+            "seconds": round(now - began, 1),
+            **played_figures(self.watched(), began, now),
             "utilisation": admissions.utilisation(sessions),
             "busy_predicted": admissions.busy_share(sessions),
-            "busy_measured": (self.engine.passes.busy_s - busy) / elapsed,
+            "busy_measured": (self.engine.passes.busy_s - busy) / (now - began),
             "overload_levels": list(self.overloads),
         }
 
-    def close(self) -> None:
-        """End the engine."""
-        self.engine.decoder.close()
-
-    def _deliver(self, session_id: str, item: Chunk | Event) -> None:
-        if isinstance(item, Failed):
-            raise GenerationFailed(item.message)
-        if isinstance(item, Overloaded):
-            self.overloads.append(item.level)
-        if isinstance(item, Chunk) and session_id in self.playouts:
-            self.playouts[session_id].take(item, time.monotonic())
-
 
 def run(engine: EngineConfig, options: BenchConfig, *, preset: Preset | None = None) -> int:
-    """Measure, print, write the JSON file and return 0."""
+    """Measure, print, write the files and return 0."""
     preset = preset or find_preset(engine.model)
     # What a single chunk costs is not measured in real time: no clock, so nothing is late.
     bench = LiveBench(dataclasses.replace(engine, max_utilisation=None), preset)
-    report: dict[str, Any] = {"machine": _facts(bench), "single": measure_single(bench)}
+    machine, single = engine_facts(bench.engine), measure_single(bench)
+    config = {**video_facts(bench.engine.config, preset), "seconds": options.seconds}
     bench.close()
-    print(", ".join(f"{key} {value}" for key, value in report["machine"].items()), flush=True)
-    show(report["single"])
+    print("\n".join([facts_line("machine", machine), *figure_lines(single), ""]), flush=True)
     bench = LiveBench(dataclasses.replace(engine, max_queue=0), preset)
+    rows: list[Row] = []
     try:
         bench.fill()
-        report["refusal"] = bench.refusal
         print(f"one more is refused: {bench.refusal}", flush=True)
         bench.run(SETTLE_S)
-        report["rows"] = []
         for recache in (False, True):
-            report["rows"].append(bench.measure(options.seconds, recache=recache))
-            show(report["rows"][-1])
+            rows.append(bench.measure(options.seconds, recache=recache))
+            print("\n".join([*figure_lines(rows[-1]), ""]), flush=True)
     finally:
         bench.close()
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    more = {"single": single, "refusal": bench.refusal}
+    write(BenchReport("live", machine, config, rows, (WARM_UP,), more=more), options)
     return 0
-
-
-def _facts(bench: LiveBench) -> dict[str, Any]:
-    return {
-        "cpu": machine.cpu_name(),
-        "cores": num_cores(),
-        "torch": torch.__version__,
-        "dtype": str(bench.engine.runner.dtype).removeprefix("torch."),
-        "commit": machine.commit(),
-    }
-
-
-def show(figures: dict[str, Any]) -> None:
-    """Print figures by name."""
-    for name, value in figures.items():
-        print(f"  {name}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}")
-    print(flush=True)
 
 
 def measure_single(bench: LiveBench) -> dict[str, Any]:

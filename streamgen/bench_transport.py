@@ -9,18 +9,16 @@ to see what that does to the server's event loop.
 from __future__ import annotations
 
 import asyncio
-import csv
 import dataclasses
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from streamgen import machine
 from streamgen.bench_browser import chromium, measure_screen
 from streamgen.bench_figures import Figure, Growth, Load, ages_ms, doubts, percentile, ratios
 from streamgen.bench_process import ServerProcess, Usage, ice_on_loopback
+from streamgen.bench_report import BenchReport, facts_line, write
 from streamgen.bench_server import serve_aiortc, serve_engine, serve_reel
 from streamgen.bench_source import Picture
 from streamgen.bench_viewers import (
@@ -34,8 +32,9 @@ from streamgen.bench_viewers import (
 from streamgen.command_options import BenchConfig
 from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
+from streamgen.machine import commit, cpu_name, installed_version
 from streamgen.models.presets import Preset, find_preset
-from streamgen.startup import num_cores
+from streamgen.startup import DECODER_THREADS, find_device, num_cores
 from transport.video import default_bitrate
 
 SECONDS: Final = 6.0  # of a phase, unless --seconds says otherwise
@@ -94,10 +93,9 @@ def run(
         with chromium():  # or it is told before anything was measured
             plan = dataclasses.replace(plan, browser=True)
     preset = preset or find_preset(engine.model)
-    facts = {"machine": _machine(), "config": _config(plan, preset, options.seconds)}
-    for name, values in facts.items():
-        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in values.items()))
-    print("\n".join(NOTES), flush=True)
+    machine, config = _machine(engine), _config(plan, preset, options.seconds)
+    print(facts_line("machine", machine))
+    print("\n".join([facts_line("config", config), *NOTES]), flush=True)
     with ice_on_loopback():
         figures, doubtful = asyncio.run(measure(engine, preset, plan, options.seconds))
     print("\n" + "\n".join(figure.line() for figure in figures))
@@ -106,7 +104,8 @@ def run(
             "\nthese figures are not to be trusted, for want of a quiet machine or of bits:\n"
             + "\n".join(doubtful)
         )
-    _write(options, {**facts, "notes": NOTES, "doubts": doubtful}, figures)
+    rows = [figure.row() for figure in figures]
+    write(BenchReport("transport", machine, config, rows, NOTES, tuple(doubtful)), options)
     return 0
 
 
@@ -269,24 +268,15 @@ async def _measure_age(
     ]
 
 
-def _write(options: BenchConfig, report: dict[str, Any], figures: Sequence[Figure]) -> None:
-    rows = [figure.row() for figure in figures]
-    if options.json is not None:
-        options.json.write_text(json.dumps({**report, "rows": rows}, indent=2) + "\n")
-    if options.csv is not None:
-        with options.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-
-
-def _machine() -> dict[str, Any]:
-    versions = {name: machine.installed_version(name) for name in ("aiortc", "av", "uvicorn")}
+def _machine(engine: EngineConfig) -> dict[str, Any]:
+    packages = ("torch", "aiortc", "av", "uvicorn")
     return {
-        "cpu": machine.cpu_name(),
+        "cpu": cpu_name(),
         "cores": num_cores(),
-        **versions,
-        "commit": machine.commit(),
+        "device": str(find_device(engine.device)),
+        "threads": engine.threads or max(1, num_cores() - DECODER_THREADS),
+        **{name: installed_version(name) for name in packages},
+        "commit": commit(),
     }
 
 

@@ -19,14 +19,14 @@ from typing import Any, Final
 from streamgen.command_options import (
     LIVE_ONLY,
     NOT_PLANNED,
-    REPEATABLE,
     SERVER_ONLY,
     BenchConfig,
+    EvalConfig,
     GenerateConfig,
     PlanConfig,
     ReplayConfig,
 )
-from streamgen.command_parser import WRONG_USAGE, Parser, explain_unknown
+from streamgen.command_parser import WRONG_USAGE, Parser, add_flag, explain_unknown
 from streamgen.config import ENV_PREFIX, NOT_OPTIONS, EngineConfig, Settings, read_settings
 from streamgen.errors import InvalidRequest, StreamgenError, Unsupported
 from streamgen.serve_options import ServeConfig
@@ -34,7 +34,9 @@ from streamgen.serve_options import ServeConfig
 DONE, CHECK_FAILED, MACHINE_CANNOT = 0, 1, 3
 INTERRUPTED: Final = 130  # as shells say it
 
-SECTIONS: Final = (EngineConfig, ServeConfig, GenerateConfig, ReplayConfig, BenchConfig, PlanConfig)
+SECTIONS: Final = (
+    EngineConfig, ServeConfig, GenerateConfig, ReplayConfig, BenchConfig, EvalConfig, PlanConfig,
+)  # fmt: skip
 CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
 
 
@@ -81,7 +83,7 @@ def build_parser() -> Parser:
         sentence = f"{command.text[0].upper()}{command.text[1:]}."
         sub = commands.add_parser(command.name, help=command.text, description=sentence)
         command.add_arguments(sub)
-        flags = [_add_flag(sub, f) for s in command.sections for f in _options(s, command.without)]
+        flags = [add_flag(sub, f) for s in command.sections for f in _options(s, command.without)]
         sub.set_defaults(command=command, parser=sub, flags=flags)
     return parser
 
@@ -112,32 +114,6 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 def _options(section: type, without: frozenset[str] = frozenset()) -> list[dataclasses.Field[Any]]:
     hidden = NOT_OPTIONS | without
     return [f for f in dataclasses.fields(section) if f.name not in hidden]
-
-
-def _add_flag(parser: argparse.ArgumentParser, option: dataclasses.Field[Any]) -> str:
-    flag = f"--{option.name.replace('_', '-')}"
-    details: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
-    if isinstance(option.default, bool):
-        details["action"] = argparse.BooleanOptionalAction
-        legal = ""
-    else:
-        details["metavar"] = option.name.rpartition("_")[2].upper()
-        legal = f" ({_legal_values(option)})"
-    if option.name in REPEATABLE:
-        details["action"] = "append"
-    text = f"{option.metadata['help']}{legal}"
-    parser.add_argument(flag, help=text.replace("%", "%%"), **details)
-    return flag
-
-
-def _legal_values(option: dataclasses.Field[Any]) -> str:
-    """Return what an option accepts, in the words with which it refuses anything else."""
-    default = "" if option.default in (None, (), "") else f"; default {option.default}"
-    try:
-        option.metadata["parse"](object())
-    except ValueError as error:
-        return f"{str(error).removeprefix('expected ')}{default}"
-    raise AssertionError(f"{option.name} accepts anything")
 
 
 def _status(error: StreamgenError) -> int:
@@ -179,20 +155,17 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
-    engine, options = settings.build(EngineConfig), settings.build(BenchConfig)
-    if arguments.kind == "live":
-        from streamgen import bench_live
+    from streamgen.bench_kinds import run
 
-        return bench_live.run(engine, options)
-    if arguments.kind == "transport":
-        from streamgen import bench_transport
+    options, has_seconds = settings.build(BenchConfig), "seconds" in settings.values
+    return run(arguments.kind, settings.build(EngineConfig), options, has_seconds=has_seconds)
 
-        if "seconds" not in settings.values:
-            options = dataclasses.replace(options, seconds=bench_transport.SECONDS)
-        return bench_transport.run(engine, options)
-    from streamgen import bench
 
-    return bench.run(arguments.kind, engine, options)
+def _eval(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
+    from streamgen.quality_gate import run
+
+    return run(settings.build(EngineConfig), settings.build(EvalConfig))
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -252,9 +225,10 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
         "kind",
         nargs="?",
         default="sessions",
-        choices=("latency", "sessions", "live", "transport"),
-        help="one session and its first frame; more and more of them (default); as many as are "
-        "admitted, played in real time; or what viewers cost the server and how old frames arrive",
+        choices=("latency", "sessions", "capacity", "live", "transport"),
+        help="one session and its first frame; more and more of them (default); people who come "
+        "and go, more and more of them; as many as are admitted, played in real time; or what "
+        "viewers cost the server and how old frames arrive",
     )
 
 
@@ -278,6 +252,10 @@ COMMANDS: Final = (
     Command(
         "bench", "measure this machine", _bench,
         (BenchConfig, EngineConfig), SERVER_ONLY, _bench_arguments,
+    ),
+    Command(
+        "eval", "judge lossy options, or one video against another, by their pixels", _eval,
+        (EvalConfig, EngineConfig), LIVE_ONLY,
     ),
     Command(
         "plan", "tell what a video costs on a device, and what to change next", _plan,

@@ -17,7 +17,7 @@ from streamgen.config import choice, name, option, seconds, switch, whole
 SERVER_ONLY: Final = frozenset(
     {
         "max_sessions", "max_session_seconds", "max_queue", "history_seconds", "stall_timeout",
-        "sample_quality",
+        "sample_quality", "gate",
     }
 )  # fmt: skip
 LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}
@@ -26,7 +26,7 @@ NOT_PLANNED: Final = SERVER_ONLY - {"max_session_seconds"} | {
     "attention_backend", "enforce_eager", "compile", "quantization", "kv_cache_dtype",
     "deterministic", "load_format", "poison_freed_pages", "faults",
 }  # fmt: skip
-REPEATABLE: Final = frozenset({"prompt_at", "ice_server"})
+REPEATABLE: Final = frozenset({"prompt_at", "prompt", "ice_server"})
 
 
 def length_s(value: object) -> float:
@@ -92,6 +92,41 @@ def session_counts(value: object) -> tuple[int, ...]:
     return counts
 
 
+METRICS: Final = ("psnr", "ssim", "lpips")
+FID: Final = (
+    "FID is refused: it compares two crowds of pictures, so a candidate may pass it while each of "
+    "its videos differs from the baseline's"
+)
+
+
+def prompts(value: object) -> tuple[str, ...]:
+    """Parse one prompt or a list of them, as flags given several times are."""
+    texts = value if isinstance(value, (list, tuple)) else [value]
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError("expected a text")
+    return tuple(texts)
+
+
+def seeds(value: object) -> tuple[int, ...]:
+    """Parse seeds, as in 0,1,2; their range is the engine's to check."""
+    entries = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    try:
+        return tuple(seed(entry) for entry in entries)
+    except ValueError as error:
+        raise ValueError("expected whole numbers, as in 0,1,2") from error
+
+
+def metrics(value: object) -> tuple[str, ...]:
+    """Parse names of metrics, as in psnr,ssim."""
+    entries = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    names = tuple(str(entry).strip().lower() for entry in entries)
+    if "fid" in names:
+        raise ValueError(f"expected some of {', '.join(METRICS)}. {FID}")
+    if not names or not set(names) <= set(METRICS):
+        raise ValueError(f"expected some of {', '.join(METRICS)}")
+    return names
+
+
 def positive(value: object) -> float:
     """Parse a number above 0."""
     try:
@@ -130,16 +165,47 @@ class BenchConfig:
     sessions: tuple[int, ...] | None = option(
         None,
         session_counts,
-        "sessions to run together; latency: 1, sessions: 1,2,4,8, transport: 12 for the engine",
+        "sessions to run together; sessions: 1,2,4,8, transport: 12 for the engine; capacity: "
+        "sessions to offer, one number after the other",
     )
     seconds: float = option(
-        10.0, length_s, "length of each session's video, or of each phase of transport, there 6"
+        10.0, length_s, "length of each session's video, or of a phase: transport 6, capacity 20"
     )
     json: Path | None = option(  # noqa: RUF009 - it returns a field
         None, path, "file that gets machine, configuration and rows"
     )
     csv: Path | None = option(None, path, "file that gets the rows")  # noqa: RUF009
     browser: bool = option(False, switch, "transport: measure what Chromium shows, too")
+    plot: Path | None = option(None, path, "PNG that gets a picture of the figures")  # noqa: RUF009
+    calibration: Path | None = option(  # noqa: RUF009 - it returns a field
+        None, path, "what `plan --calibrate` measured, to predict from; default: as for plan"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """Which two videos are compared, and how."""
+
+    baseline: str | None = option(
+        None, name, "video, latents, or KEY=VALUE,... in place of the engine's options; default: "
+        "those options as they are",
+    )  # fmt: skip
+    candidate: str | None = option(None, name, "the same, for what is to be judged")
+    prompt: tuple[str, ...] = option(
+        (), prompts, "prompt that both options are run with; default: the model's suggestions"
+    )
+    seeds: tuple[int, ...] = option((0,), seeds, "seeds that each prompt is run with")
+    seconds: float = option(5.0, length_s, "length of each video, with options")
+    metrics: tuple[str, ...] = option(
+        METRICS, metrics, "psnr and ssim are always measured, lpips when it is named and installed"
+    )
+    json: Path | None = option(None, path, "file that gets every figure")  # noqa: RUF009
+    sheet: Path | None = option(  # noqa: RUF009 - it returns a field
+        None, path, "PNG that gets frames of each video: baseline, candidate, difference"
+    )
+    difference: Path | None = option(  # noqa: RUF009 - it returns a field
+        None, path, "PNG that gets the worst frame: baseline, candidate, difference"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +246,7 @@ class PlanConfig:
     json: Path | None = option(  # noqa: RUF009 - it returns a field
         None, path, "file that gets the account, - for the standard output"
     )
+    plot: Path | None = option(None, path, "PNG that gets stacked bars")  # noqa: RUF009
     calibrate: bool = option(False, switch, "measure this machine with the bundled model first")
     calibration: Path | None = option(  # noqa: RUF009 - it returns a field
         None, path, "file of the measurements; default: streamgen/calibration.json in the cache"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
+
+from streamgen.command_options import REPEATABLE
 
 WRONG_USAGE: Final = 2
 
@@ -28,3 +31,30 @@ def explain_unknown(unknown: Sequence[str], flags: Sequence[str]) -> str:
         return f"there is no place for the argument {word!r}"
     near = difflib.get_close_matches(word, flags, n=1)
     return f"no option is called {word!r}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def add_flag(parser: argparse.ArgumentParser, option: dataclasses.Field[Any]) -> str:
+    """Give a parser the flag of an option, and return the flag."""
+    flag = f"--{option.name.replace('_', '-')}"
+    details: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
+    if isinstance(option.default, bool):
+        details["action"] = argparse.BooleanOptionalAction
+        legal = ""
+    else:
+        details["metavar"] = option.name.rpartition("_")[2].upper()
+        legal = f" ({_legal_values(option)})"
+    if option.name in REPEATABLE:
+        details["action"] = "append"
+    text = f"{option.metadata['help']}{legal}"
+    parser.add_argument(flag, help=text.replace("%", "%%"), **details)
+    return flag
+
+
+def _legal_values(option: dataclasses.Field[Any]) -> str:
+    """Return what an option accepts, in the words with which it refuses anything else."""
+    default = "" if option.default in (None, (), "") else f"; default {option.default}"
+    try:
+        option.metadata["parse"](object())
+    except ValueError as error:
+        return f"{str(error).removeprefix('expected ')}{default}"
+    raise AssertionError(f"{option.name} accepts anything")

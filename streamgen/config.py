@@ -144,6 +144,9 @@ class EngineConfig:
     fused: bool = option(True, switch, "commit a chunk together with the next one's first pass")
     max_session_seconds: float | None = option(None, seconds, "longest life of a session")
     deterministic: bool = option(False, switch, "make results independent of the batch, bit by bit")
+    gate: bool = option(
+        False, switch, "compare lossy options with the same video without them, at the start"
+    )
     load_format: str = option("auto", choice("auto", "dummy"), "dummy: random weights")
     threads: int | None = option(
         None, whole(1, most=MAX_THREADS), "threads of a pass; default: the cores but one"

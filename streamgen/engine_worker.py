@@ -91,6 +91,7 @@ class EngineWorker:
     def run(self) -> None:
         """Load, warm up and serve. Every error is sent as the last reply; none is raised."""
         try:
+            self._gate()
             engine = start_engine(
                 self._config,
                 self._deliver,
@@ -111,6 +112,15 @@ class EngineWorker:
             self._send(Stopped(EngineStopped(f"the engine failed: {error!r}")))
         else:
             self._send(Stopped(None))
+
+    def _gate(self) -> None:
+        """Tell what lossy options cost, if that was asked for; an engine's successor need not."""
+        if self._config.gate and self._measured is None:
+            from streamgen.quality_start import gate_lines
+
+            self._report("gate", 0.0)
+            for line in gate_lines(self._config, self._preset):
+                logger.info("gate: %s", line)
 
     def _serve(self, engine: StreamEngine) -> None:
         self._meter = engine.runner.meter

@@ -60,7 +60,7 @@ def run(
     from streamgen.startup import resolve
 
     preset = preset or find_preset(engine.model)
-    engine = _for_one_session(engine, options)
+    engine = for_one_session(engine, options.seconds)
     effective = resolve(engine, preset)
     assert effective.fps is not None
     num_frames = count_frames(options.seconds, effective.fps)
@@ -128,8 +128,8 @@ def _check_words_and_files(prompt: str, output: Path, options: GenerateConfig) -
         check_prompt(text)
 
 
-def _for_one_session(engine: EngineConfig, options: GenerateConfig) -> EngineConfig:
-    """Return the options for a run that can be repeated to the last bit.
+def for_one_session(engine: EngineConfig, seconds: float) -> EngineConfig:
+    """Return the options for a run of so many seconds that can be repeated to the last bit.
 
     `auto` would measure which number format is faster, and may find another one the next time.
     """
@@ -137,7 +137,7 @@ def _for_one_session(engine: EngineConfig, options: GenerateConfig) -> EngineCon
     return dataclasses.replace(
         engine,
         max_sessions=1,
-        max_session_seconds=options.seconds,
+        max_session_seconds=seconds,
         deterministic=engine.deterministic if chosen else True,
     )
 

@@ -15,6 +15,7 @@ from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
 from streamgen.plan_causal import plan_causal
 from streamgen.plan_reference import plan_reference
+from streamgen.plots import require_matplotlib
 
 STANDARD_OUTPUT: Final = Path("-")
 # Options of sessions, which a request that is made once and at once has not.
@@ -27,6 +28,8 @@ def run(engine: EngineConfig, options: PlanConfig) -> int:
     Raises ConfigError, InvalidRequest or Unsupported for what cannot be planned.
     """
     _check(engine, options)
+    if options.plot is not None:
+        _check_plot(options.plot)
     if options.calibrate:
         from streamgen import calibrate
 
@@ -41,6 +44,10 @@ def run(engine: EngineConfig, options: PlanConfig) -> int:
     else:
         document = plan_causal(card, engine, options)
         lines = plan_report.causal_lines(document)
+    if options.plot is not None:
+        from streamgen import plan_plot
+
+        plan_plot.draw(document, options.plot)
     if options.json == STANDARD_OUTPUT:
         print(json.dumps(document, indent=2))
         return 0
@@ -71,6 +78,14 @@ def find_card(options: PlanConfig) -> Card:
             raise ConfigError(f"gpu {name!r} is neither {names} nor a file of facts", param="gpu")
         card = read_card(path)
     return card if options.price is None else dataclasses.replace(card, price=options.price)
+
+
+def _check_plot(path: Path) -> None:
+    """Raise ConfigError when the picture cannot be drawn, before anything is measured."""
+    require_matplotlib("plot")
+    from streamgen.video_file import check_output
+
+    check_output(path, (".png",), "plot")
 
 
 def _check(engine: EngineConfig, options: PlanConfig) -> None:

@@ -14,6 +14,7 @@ from streamgen.command_options import PlanConfig
 from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
 from streamgen.plan_models import planned_model
+from streamgen.plan_options import causal_options
 from streamgen.plan_parts import ETAS, Document, advice, card_facts, served
 
 SIXTEEN_BIT: Final = (2, 2)
@@ -36,6 +37,7 @@ def plan_causal(card: Card, engine: EngineConfig, options: PlanConfig) -> Docume
         "sessions_by_time": by_time,
         "sessions_by_memory": by_memory,
         "price_an_hour_of_video": account_causal.price_an_hour(load),
+        "options": causal_options(load),
         **advice(causal_exchanges(load)),
     }
     if options.qps is not None:

@@ -27,10 +27,10 @@ from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError, Unsupported
 from streamgen.limits import check_size
 from streamgen.plan_models import MAX_PIXELS
+from streamgen.plan_options import CACHED_STEPS, reference_options
 from streamgen.plan_parts import ETAS, Document, advice, card_facts, price_of, served
 
 PUBLISHED_FPS: Final = 16  # of Wan's clips
-CACHED_STEPS: Final = 28  # of which the thresholds' full steps were counted
 
 
 def plan_reference(card: Card, engine: EngineConfig, options: PlanConfig) -> Document:
@@ -70,8 +70,12 @@ def plan_reference(card: Card, engine: EngineConfig, options: PlanConfig) -> Doc
         "recorded": [
             {**dataclasses.asdict(row), "error": row.error} for row in recorded(published.name)
         ],
+        "options": reference_options(
+            reference, card, cost, eta=eta, steps=full, quantize=options.quantize,
+            sparsity=options.sparsity,
+        ),
         **advice(exchanges),
-    }
+    }  # fmt: skip
     if options.qps is not None:
         document["serving"] = _serving(reference, card, options.qps)
     return document

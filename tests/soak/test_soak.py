@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from streamgen.bench_live import Playout
+from streamgen.bench_playout import Playout
 from streamgen.errors import Capacity, NotFound
 from streamgen.messages import Chunk, Event, Failed, Rewind, SetPrompt, Update
 from streamgen.session import Session, SessionState

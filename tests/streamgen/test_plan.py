@@ -261,6 +261,55 @@ def test_published_shapes_need_no_torch() -> None:
     assert ended.returncode == 0, ended.stderr.decode()
 
 
+def test_the_ledger_of_each_option_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    document = planned(capsys, *CAUSAL)
+    options = {each["name"]: each for each in document["options"]}
+    assert list(options) == [
+        "as asked", "eager", "compiled", "FP8 weights", "twice the cards", "tiny VAE", "window 10",
+        "3 steps", "commit alone",
+    ]  # fmt: skip
+    assert options["as asked"]["stages"] == document["stages"]
+    assert options["as asked"]["seconds"] == document["chunk_s"]
+    compiled = planned(capsys, *CAUSAL, "--execution", "compiled")
+    assert options["compiled"]["seconds"] == compiled["chunk_s"]
+    fewer = planned(capsys, *CAUSAL, "--steps", "3")
+    assert options["3 steps"]["stages"] == fewer["stages"]
+
+
+def test_the_ledger_of_a_references_options_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    document = planned(capsys, *FLUX)
+    options = {each["name"]: each["seconds"] for each in document["options"]}
+    assert options["as asked"] == pytest.approx(4.8, rel=0.04)
+    assert options["flux-schnell"] == pytest.approx(0.80, rel=0.04)
+    assert options["step cache 0.4"] < options["as asked"] < options["eager"]
+
+
+def test_only_options_that_were_measured_are_told_of_a_measured_device(
+    capsys: pytest.CaptureFixture[str], measured: Path
+) -> None:
+    options = planned(capsys, "--gpu", str(measured))["options"]
+    assert [each["name"] for each in options] == [
+        "as asked",
+        "window 4",
+        "3 steps",
+        "commit alone",
+    ]
+    assert options[0]["stages"][-1] == {
+        "name": "host", "flops": 0, "bytes": 0, "seconds": 0.004, "bound": "measured",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", [CAUSAL, FLUX])
+def test_a_plan_is_drawn(
+    what: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "plan.png"
+    assert text_of(capsys, *what, "--plot", str(file)).splitlines()[-1].startswith("next: ")
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert "must end in one of .png" in refused(capsys, *what, "--plot", str(tmp_path / "a.pdf"))
+
+
 @pytest.mark.slow
 def test_calibration_predicts_what_it_saw(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
