@@ -192,7 +192,7 @@ def test_the_calibration_of_this_machine_is_the_default_device(
         ([*CAUSAL, "--window", "none"], "--max-session-seconds"),
         ([*CAUSAL, "--window", "4", "--sink", "2"], "sink 2 + chunk 3 = 5 > window 4"),
         ([*CAUSAL, "--steps", "20"], "outside 1..8"),
-        (["--gpu", "h100", "--model", "nope"], "there is pocket, causal-wan-1.3b"),
+        (["--gpu", "h100", "--model", "nope"], "there is pocket, self-forcing, "),
         (["--gpu", "h1000"], "neither 4090, h100, h200, b200, cpu nor a file"),
         (["--gpu", "h100", "--quantize", "fp7"], "expected one of none, fp8, int4"),
         (["--gpu", "h100", "--sparsity", "0"], "expected a positive number"),
