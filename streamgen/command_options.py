@@ -21,7 +21,7 @@ LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}
 # A plan opens no session: these are about how an engine runs, or for tests.
 NOT_PLANNED: Final = SERVER_ONLY - {"max_session_seconds"} | {
     "attention_backend", "deterministic", "load_format", "poison_freed_pages", "faults",
-    "weights", "revision", "container", "lora", "decoder", "text_device",
+    "weights", "revision", "container", "lora", "decoder",
 }  # fmt: skip
 REPEATABLE: Final = frozenset({"prompt_at", "ice_server", "lora"})
 

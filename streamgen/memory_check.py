@@ -124,17 +124,16 @@ def _sessions_that_fit(
 def _refusal(
     config: EngineConfig, preset: Preset, device: torch.device, free: float, sessions: int
 ) -> str:
-    need = running_need(config, preset, device, config.max_sessions)
-    said = (
-        f"{preset.name} needs {need.total / GB:.1f} GB on {device} ({need}); {free / GB:.1f} GB are"
-        " free"
+    """Return the sum that does not fit, for one session if not even that one does."""
+    need = running_need(config, preset, device, config.max_sessions if sessions else 1)
+    hint = (
+        f"--max-sessions {sessions} fits"
+        if sessions
+        else "--decoder tiny, a smaller --window or a smaller --size need less"
     )
-    if sessions:
-        return f"{said}: --max-sessions {sessions} fits"
-    one = running_need(config, preset, device, 1).total
     return (
-        f"{said}, and one session alone needs {one / GB:.1f} GB: --decoder tiny, a smaller --window"
-        " or a smaller --size need less"
+        f"{preset.name} needs {need.total / GB:.1f} GB on {device} ({need}); {free / GB:.1f} GB are"
+        f" free: {hint}"
     )
 
 

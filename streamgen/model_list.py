@@ -26,7 +26,7 @@ def print_models() -> int:
     for preset in PRESETS.values():
         width, height = preset.size
         print(
-            f"{preset.name}  {width}x{height} at {preset.fps} fps, {preset.steps} steps, "
+            f"{preset.name}  {width}x{height} at {preset.fps} fps, {_counted(preset.steps)}, "
             f"window {preset.window_frames} latent frames, {weights_state(preset)}"
         )
         licence = preset.published.licence if preset.published else OWN_LICENCE
@@ -35,6 +35,10 @@ def print_models() -> int:
     for model in NOT_SUPPORTED.values():
         print(f"{model.name}  not supported: {model.reason}")
     return 0
+
+
+def _counted(steps: int) -> str:
+    return f"{steps} step" + ("" if steps == 1 else "s")
 
 
 def weights_state(preset: Preset) -> str:

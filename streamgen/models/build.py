@@ -13,6 +13,7 @@ from streamgen.models.loader import load_safetensors_strict, require_varied_outp
 from streamgen.models.lora import LoraMerger
 from streamgen.models.preset import Preset, TextEncoder
 from streamgen.models.published import check_published, load_published
+from streamgen.models.random_weights import random_dit
 from streamgen.models.taehv import TAEHV, TAEHVConfig
 from streamgen.models.wan_vae import WanVAE
 from streamgen.models.weights import DEFAULT_WEIGHTS, WeightOptions, require_own_weights
@@ -74,7 +75,7 @@ def _own(preset: Preset, dummy: bool, options: WeightOptions) -> Model:
     config = preset.decoder(options.decoder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        dit = CausalDiT(preset.dit)
+        dit = CausalDiT(preset.dit) if preset.published is None else random_dit(preset.dit)
         vae = TAEHV(config) if isinstance(config, TAEHVConfig) else WanVAE(config)
         text_encoder = preset.text_encoder(dummy)
         if dummy and isinstance(vae, TAEHV):

@@ -17,6 +17,7 @@ from streamgen.models.dit_size import dit_config_of
 from streamgen.models.loader import check_checkpoint, load_checkpoint
 from streamgen.models.lora import LoraMerger, LoraSource
 from streamgen.models.preset import Preset, Published
+from streamgen.models.random_weights import unfilled_dit
 from streamgen.models.taehv import TAEHV, TAEHVConfig
 from streamgen.models.umt5 import UMT5Encoder, umt5_layouts, umt5_stack
 from streamgen.models.wan_vae import WanVAE
@@ -39,7 +40,7 @@ def load_published(
 ) -> PublishedModules:
     """Load all parts of a model, strictly. Raises CheckpointError, or ConfigError for a package."""
     files = find_files(preset, published, options)
-    dit = _unfilled_dit(preset.dit).to_empty(device="cpu")
+    dit = unfilled_dit(preset.dit).to_empty(device="cpu")
     _fill(load_checkpoint, dit, preset, files, _container(published, files, options))
     vae = _decoder(preset, options)
     load_checkpoint(vae, files.vae, layouts=_vae_layouts(vae))
@@ -57,7 +58,7 @@ def check_published(preset: Preset, published: Published, options: WeightOptions
     Raises the errors that `load_published` would raise for them.
     """
     files = find_files(preset, published, options)
-    dit = _unfilled_dit(preset.dit)
+    dit = unfilled_dit(preset.dit)
     _fill(check_checkpoint, dit, preset, files, _container(published, files, options))
     LoraMerger(dit).check(_loras(published, files, options))
     with torch.device("meta"):
@@ -65,14 +66,6 @@ def check_published(preset: Preset, published: Published, options: WeightOptions
     check_checkpoint(vae, files.vae, layouts=_vae_layouts(vae))
     stack = umt5_stack(published.text_shape)
     check_checkpoint(stack, files.text, layouts=umt5_layouts(stack))
-
-
-def _unfilled_dit(config: DiTConfig) -> CausalDiT:
-    """Return a transformer whose weights have no place yet: random ones take half a minute."""
-    with torch.device("meta"):
-        dit = CausalDiT(config)
-    assert not list(dit.buffers()), "a buffer that no file has would be left unfilled"
-    return dit
 
 
 def _decoder(preset: Preset, options: WeightOptions) -> TAEHV | WanVAE:

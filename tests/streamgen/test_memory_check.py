@@ -105,7 +105,7 @@ def test_sessions_that_nobody_asked_for_are_as_many_as_fit(free_gb: Say) -> None
 
 def test_a_session_that_does_not_fit_is_told_what_needs_less(free_gb: Say) -> None:
     free_gb(20)
-    with pytest.raises(OutOfMemory, match=r"one session alone needs .* --decoder tiny, a smaller"):
+    with pytest.raises(OutOfMemory, match=r"K/V of 1 session 6\.9.*: --decoder tiny, a smaller"):
         fit_memory(options(SELF_FORCING), SELF_FORCING, CPU)
 
 

@@ -26,8 +26,10 @@ from streamgen.models.presets import (
     build,
     find_preset,
 )
+from streamgen.models.random_weights import random_dit
 from streamgen.sampler import FlowSchedule
 from streamgen.startup import engine_window, resolve
+from tests.streamgen.checkpoints import same, weights_of
 from tests.streamgen.published import PRESET as PUBLISHED_TINY
 from tests.streamgen.studio import Studio
 
@@ -159,3 +161,14 @@ def test_random_weights_of_a_published_model_make_pictures() -> None:
         chunk = next(iter(engine.open("a red fox", seed=1, num_frames=1)))
     assert chunk.frames.shape == (1, 32, 48, 3)
     assert engine.stream_engine.config.dtype == "bf16"
+
+
+def test_random_weights_of_a_large_model_are_seeded_and_of_a_trained_ones_size() -> None:
+    """Written, not drawn: no row of a matrix is another one's, and no activation dies or grows."""
+    left, right = random_dit(PUBLISHED_TINY.dit), random_dit(PUBLISHED_TINY.dit)
+    assert same(weights_of(left), weights_of(right))
+    for name, tensor in left.state_dict().items():
+        if tensor.dim() > 1:
+            assert tensor.std() * tensor[0].numel() ** 0.5 == pytest.approx(1, abs=0.3), name
+    rows = left.blocks[0].ffn[0].weight
+    assert len(rows.unique(dim=0)) == len(rows)

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 from transformers import UMT5Config, UMT5EncoderModel
 
 from streamgen.errors import CheckpointError, ConfigError, InvalidPrompt
 from streamgen.models import umt5
 from streamgen.models.umt5 import UMT5Encoder, cleaned, umt5_layouts, umt5_stack
-from tests.streamgen.checkpoints import pickled, renamed, saved
+from tests.streamgen.checkpoints import Weights, pickled, renamed, saved
 from tests.streamgen.published import (
     SHAPE,
     TEXT_DIM,
@@ -122,3 +124,40 @@ def test_weights_of_another_encoder_are_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "text.safetensors", renamed(weights, lambda name: f"encoder.{name}"))
     with pytest.raises(CheckpointError, match=r"1 missing, first encoder\.final_layer_norm"):
         UMT5Encoder.load(path, tmp_path / "tokenizer.json", SHAPE, TEXT_LEN)
+
+
+def wans_encoder(weights: Weights, ids: list[int]) -> Tensor:
+    """Compute the encoder from tensors by Wan's names, written down from its published layers."""
+    x = weights["token_embedding.weight"][ids]
+    distance = torch.arange(len(ids)) - torch.arange(len(ids))[:, None]
+    bucket = distance.abs() + 16 * (distance > 0)  # exact for the first 8, and no text is longer
+    for i in range(SHAPE.num_layers):
+        w = {n.removeprefix(f"blocks.{i}."): t for n, t in weights.items()}
+        h = normed(x, w["norm1.weight"])
+        q, k, v = (h @ w[f"attn.{part}.weight"].T for part in "qkv")
+        bias = w["pos_embedding.embedding.weight"][bucket][..., 0]
+        x = x + (q @ k.T + bias).softmax(-1) @ v @ w["attn.o.weight"].T
+        h = normed(x, w["norm2.weight"])
+        gate = functional.gelu(h @ w["ffn.gate.0.weight"].T, approximate="tanh")
+        x = x + (gate * (h @ w["ffn.fc1.weight"].T)) @ w["ffn.fc2.weight"].T
+    return normed(x, weights["norm.weight"])
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
+
+
+def test_wans_tensors_are_in_their_places(tmp_path: Path) -> None:
+    """A gate taken for the matrix beside it would load, and give other pictures."""
+    encoder = load(tmp_path)
+    encoder._stack.float()
+    layout = umt5_layouts(umt5_stack(SHAPE))["original"]
+    weights = {layout[name]: tensor.float() for name, tensor in text_weights().items()}
+    (got,) = encoder.encode(["a red ball on the sea"])
+    wanted = wans_encoder(weights, [3, 4, 6, 8, 9, 10, 1])
+    assert torch.allclose(got[:7], wanted, atol=1e-4)
+    swapped = {
+        n.replace("gate.0", "x").replace("fc1", "gate.0").replace("x.", "fc1."): t
+        for n, t in weights.items()
+    }
+    assert not torch.allclose(got[:7], wans_encoder(swapped, [3, 4, 6, 8, 9, 10, 1]), atol=1e-2)
