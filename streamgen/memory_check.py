@@ -126,11 +126,10 @@ def _refusal(
 ) -> str:
     """Return the sum that does not fit, for one session if not even that one does."""
     need = running_need(config, preset, device, config.max_sessions if sessions else 1)
-    hint = (
-        f"--max-sessions {sessions} fits"
-        if sessions
-        else "--decoder tiny, a smaller --window or a smaller --size need less"
-    )
+    smaller = "a smaller --window or a smaller --size need less"
+    if config.decoder != "tiny":
+        smaller = f"--decoder tiny, {smaller}"
+    hint = f"--max-sessions {sessions} fits" if sessions else smaller
     return (
         f"{preset.name} needs {need.total / GB:.1f} GB on {device} ({need}); {free / GB:.1f} GB are"
         f" free: {hint}"
