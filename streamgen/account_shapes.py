@@ -239,19 +239,17 @@ REFERENCES: Final = {
 }  # fmt: skip
 
 
-def _umt5_flops() -> int:
-    tokens = 512
-    return 2 * UMT5_XXL.layer_parameters * tokens + (
-        4 * UMT5_XXL.num_layers * tokens**2 * UMT5_XXL.dim
-    )
+def text_flops(shape: TextShape, tokens: int) -> int:
+    """Return the operations of encoding a text of so many tokens."""
+    return 2 * shape.layer_parameters * tokens + 4 * shape.num_layers * tokens**2 * shape.dim
 
 
 CAUSAL_MODELS: Final = {
     model.name: model
     for model in (
         CausalModel(
-            name, dit, FullVAE(), UMT5_XXL.parameters, _umt5_flops(), (832, 480), fps=16, steps=4,
-            chunk_frames=3, window_frames=21,
+            name, dit, FullVAE(), UMT5_XXL.parameters, text_flops(UMT5_XXL, dit.text_len),
+            (832, 480), fps=16, steps=4, chunk_frames=3, window_frames=21,
         )
         for name, dit in (("causal-wan-1.3b", WAN_1_3B), ("causal-wan-14b", WAN_14B))
     )

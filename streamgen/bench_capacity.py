@@ -94,7 +94,8 @@ class CapacityBench(Audience):
         self.run(seconds, self._let_in)
         now = self.now()
         elapsed, watched = now - began, self.watched()
-        waits = [p.placed_at - p.came_at for p in watched if _placed_since(p.placed_at, began)]
+        placed_at = [(p.placed_at, p.came_at) for p in watched if p.placed_at is not None]
+        waits = [placed - came for placed, came in placed_at if placed >= began]
         played = played_figures(watched, began, now)
         placed = 1 - self.num_refused / self.num_arrived if self.num_arrived else None
         return {
@@ -203,7 +204,3 @@ def table_line(row: Row) -> str:
     """Return a row as text, each value below the name of its column."""
     cells = {n: "-" if row[n] is None else f.format(row[n]) for n, f in COLUMNS.items()}
     return " ".join(cell.rjust(len(name)) for name, cell in cells.items())
-
-
-def _placed_since(placed_at: float | None, began: float) -> bool:
-    return placed_at is not None and placed_at >= began

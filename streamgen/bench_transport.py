@@ -31,10 +31,11 @@ from streamgen.bench_viewers import (
 )
 from streamgen.command_options import BenchConfig
 from streamgen.config import EngineConfig
+from streamgen.device import find_device
 from streamgen.errors import ConfigError
 from streamgen.machine import commit, cpu_name, installed_version
 from streamgen.models.presets import Preset, find_preset
-from streamgen.startup import DECODER_THREADS, find_device, num_cores
+from streamgen.startup import DECODER_THREADS, num_cores
 from transport.video import default_bitrate
 
 SECONDS: Final = 6.0  # of a phase, unless --seconds says otherwise

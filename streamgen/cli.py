@@ -11,11 +11,19 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from streamgen.command_arguments import (
+    bench_arguments,
+    download_arguments,
+    generate_arguments,
+    parity_arguments,
+    replay_arguments,
+    serve_arguments,
+)
 from streamgen.command_options import (
     LIVE_ONLY,
     NOT_PLANNED,
@@ -182,9 +190,15 @@ def _parity(arguments: argparse.Namespace) -> int:
 
 
 def _models(arguments: argparse.Namespace) -> int:
-    from streamgen.doctor import print_models
+    from streamgen.model_list import print_models
 
     return print_models()
+
+
+def _download(arguments: argparse.Namespace) -> int:
+    from streamgen.download import run
+
+    return run(arguments.model, arguments.revision, offline=arguments.offline)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -200,58 +214,22 @@ def _version(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _serve_arguments(parser: argparse.ArgumentParser) -> None:
-    suppressed: Mapping[str, Any] = {"default": argparse.SUPPRESS}
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="the model", **suppressed)
-    parser.add_argument("--config", metavar="FILE", help="YAML file of options, key by key")
-
-
-def _generate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", metavar="PROMPT", help="what should be seen")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, required=True, help="video file to write"
-    )
-
-
-def _replay_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="replay that a server wrote")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, required=True, help="video file to write"
-    )
-
-
-def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "kind",
-        nargs="?",
-        default="sessions",
-        choices=("latency", "sessions", "capacity", "live", "transport"),
-        help="one session and its first frame; more and more of them (default); people who come "
-        "and go, more and more of them; as many as are admitted, played in real time; or what "
-        "viewers cost the server and how old frames arrive",
-    )
-
-
-def _parity_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directories", metavar="DIR", nargs="+", help="fixture to replay")
-
-
 COMMANDS: Final = (
     Command(
         "serve", "serve live video on one port", _serve,
-        (ServeConfig, EngineConfig), add_arguments=_serve_arguments,
+        (ServeConfig, EngineConfig), add_arguments=serve_arguments,
     ),
     Command(
         "generate", "make one video file", _generate,
-        (GenerateConfig, EngineConfig), LIVE_ONLY, _generate_arguments,
+        (GenerateConfig, EngineConfig), LIVE_ONLY, generate_arguments,
     ),
     Command(
         "replay", "make a session again from its replay file", _replay,
-        (ReplayConfig, EngineConfig), LIVE_ONLY, _replay_arguments,
+        (ReplayConfig, EngineConfig), LIVE_ONLY, replay_arguments,
     ),
     Command(
         "bench", "measure this machine", _bench,
-        (BenchConfig, EngineConfig), SERVER_ONLY, _bench_arguments,
+        (BenchConfig, EngineConfig), SERVER_ONLY, bench_arguments,
     ),
     Command(
         "eval", "judge lossy options, or one video against another, by their pixels", _eval,
@@ -263,9 +241,12 @@ COMMANDS: Final = (
     ),
     Command(
         "parity", "compare with outputs of the reference implementations", _parity,
-        add_arguments=_parity_arguments,
+        add_arguments=parity_arguments,
     ),
     Command("models", "list the models", _models),
+    Command(
+        "download", "fetch a published model's files", _download, add_arguments=download_arguments
+    ),
     Command("doctor", "check the installation and print what a bug report needs", _doctor),
     Command("version", "print the version", _version),
 )  # fmt: skip

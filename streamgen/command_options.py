@@ -25,8 +25,9 @@ LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}
 NOT_PLANNED: Final = SERVER_ONLY - {"max_session_seconds"} | {
     "attention_backend", "enforce_eager", "compile", "quantization", "kv_cache_dtype",
     "deterministic", "load_format", "poison_freed_pages", "faults",
+    "weights", "revision", "container", "lora", "decoder",
 }  # fmt: skip
-REPEATABLE: Final = frozenset({"prompt_at", "prompt", "ice_server"})
+REPEATABLE: Final = frozenset({"prompt_at", "prompt", "ice_server", "lora"})
 
 
 def length_s(value: object) -> float:

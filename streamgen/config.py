@@ -20,6 +20,7 @@ import yaml
 from streamgen.errors import ConfigError
 from streamgen.faults import fault_rules
 from streamgen.limits import parse_size, parse_steps, parse_window
+from streamgen.model_options import LoraFile, lora_files, weights_path
 
 ENV_PREFIX: Final = "STREAMGEN_"
 MAX_THREADS: Final = 256
@@ -148,6 +149,22 @@ class EngineConfig:
         False, switch, "compare lossy options with the same video without them, at the start"
     )
     load_format: str = option("auto", choice("auto", "dummy"), "dummy: random weights")
+    weights: Path | None = option(  # noqa: RUF009 - it returns a field
+        None, weights_path, "file or folder of a published model; default: what was downloaded"
+    )
+    revision: str | None = option(None, name, "commit, tag or branch of the downloaded weights")
+    container: str = option(
+        "auto", name, "part of the weights' file to load, as in generator; auto: the preset's"
+    )
+    lora: tuple[LoraFile, ...] = option((), lora_files, "LoRA merged at the start, FILE[:SCALE]")
+    decoder: str | None = option(
+        None, choice("full", "tiny"), "decoder of a published model: its own, or the tiny one"
+    )
+    text_device: str = option(
+        "cpu",
+        choice("cpu", "cuda", "release"),
+        "where a published model's text encoder runs; release: on the device, for a text at a time",
+    )
     threads: int | None = option(
         None, whole(1, most=MAX_THREADS), "threads of a pass; default: the cores but one"
     )

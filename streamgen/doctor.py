@@ -1,4 +1,4 @@
-"""`streamgen doctor` and `streamgen models`: what is installed here, and whether it works."""
+"""`streamgen doctor`: what is installed here, and whether it works."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from streamgen import machine
 from streamgen.device import VISIBLE, DeviceFacts, card_problem, find_device, idle_card
 from streamgen.errors import StreamgenError
 from streamgen.frame_ring import SHARED_MEMORY
+from streamgen.model_list import weights_state
 from streamgen.models.presets import PRESETS, Preset, build
 from streamgen.startup import num_cores
 from streamgen.video_file import CODEC
 
 DISTRIBUTIONS: Final = (
-    "torch", "numpy", "safetensors", "diffusers", "fastapi", "uvicorn", "websockets", "av",
-    "simplejpeg",
+    "torch", "numpy", "safetensors", "diffusers", "transformers", "huggingface_hub", "fastapi",
+    "uvicorn", "websockets", "av", "simplejpeg",
 )  # fmt: skip
-WEIGHT_FILES: Final = ("dit.safetensors", "vae.safetensors", "text_encoder.safetensors")
 TOLERANCE: Final = 1e-5  # float32
 WAN_PAGES: Final = KVGeometry(1, 12, 128, 1560, 1560, torch.bfloat16)  # 832x480
 
@@ -49,17 +49,6 @@ def run() -> int:
             failed += 1
             print(f"{name:<14} FAIL: {error}")
     return 1 if failed else 0
-
-
-def print_models() -> int:
-    """Print a line for each model, and return 0."""
-    for preset in PRESETS.values():
-        width, height = preset.size
-        print(
-            f"{preset.name}  {width}x{height} at {preset.fps} fps, {preset.steps} steps, "
-            f"window {preset.window_frames} latent frames, {weights_state(preset)}"
-        )
-    return 0
 
 
 class CheckFailed(Exception):
@@ -126,17 +115,7 @@ def check_video_encoder() -> str:
 
 
 def check_model(preset: Preset) -> str:
-    """Load a model's weights."""
-    build(preset)
+    """Load a bundled model's weights; look for those of a published one, which take minutes."""
+    if preset.published is None:
+        build(preset)
     return weights_state(preset)
-
-
-def weights_state(preset: Preset) -> str:
-    """Return whether a model's files are there."""
-    if preset.weights is None:
-        return "random weights"
-    files = [preset.weights / name for name in WEIGHT_FILES]
-    missing = [file.name for file in files if not file.exists()]
-    if missing:
-        return f"not in {preset.weights}: {', '.join(missing)}"
-    return f"weights of {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB"

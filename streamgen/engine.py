@@ -38,6 +38,7 @@ from streamgen.refill import Refill
 from streamgen.scheduler import Scheduler
 from streamgen.session import Session, SessionState
 from streamgen.session_config import SessionConfig, SessionRequest
+from streamgen.text_check import check_control, check_session
 from streamgen.warm_up import Measured
 
 logger: Final = logging.getLogger(__name__)
@@ -120,7 +121,9 @@ class StreamEngine:
 
         Raises InvalidRequest, Unsupported, or Capacity when the queue is full.
         """
-        return self.open_config(request.resolve(self.preset, self.config))
+        config = request.resolve(self.preset, self.config)
+        check_session(self.runner.text_encoder, config)
+        return self.open_config(config)
 
     def open_config(self, config: SessionConfig) -> Session:
         """Admit a session whose settings are checked, or let it wait. Raises Capacity."""
@@ -166,6 +169,7 @@ class StreamEngine:
     def control(self, session_id: str, control: Control) -> Receipt:
         """Accept a control. Raises NotFound, InvalidRequest or Unsupported; the session goes on."""
         session = self.find(session_id)
+        check_control(self.runner.text_encoder, control)
         before = session.state
         if isinstance(control, Rewind):
             session.history.find(limits.check_chunk(control.to_chunk, "to_chunk"))

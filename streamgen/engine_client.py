@@ -42,7 +42,7 @@ from streamgen.models.presets import Preset, find_preset
 from streamgen.record import SessionRecord
 from streamgen.session_config import SessionRequest
 from streamgen.session_ledger import SessionLedger
-from streamgen.startup import resolve
+from streamgen.startup import checked_options
 
 WARMING_RETRY_S: Final = 2.0
 RUNNING: Final = ("starting", "running", "paused")  # they hold pages
@@ -65,7 +65,7 @@ class EngineClient:
         self, config: EngineConfig, *, preset: Preset | None = None, own_process: bool = True
     ) -> None:
         self.preset = preset or find_preset(config.model)
-        self.config = resolve(config, self.preset)
+        self.config = checked_options(config, self.preset)
         kind = ProcessLink if own_process else ThreadLink
         self.supervisor = EngineSupervisor(self.config, partial(kind, self.preset), self)
         self._streams: dict[str, EngineStream] = {}

@@ -100,7 +100,7 @@ class ModelNotReady(StreamgenError):
 
 
 class OutOfMemory(StreamgenError):
-    """A pass did not fit into the device's memory twice in a row."""
+    """A pass did not fit into the device's memory twice in a row, or the model never will."""
 
     code = "out_of_memory"
     retryable = True

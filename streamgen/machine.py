@@ -15,6 +15,9 @@ PACKAGE: Final = Path(__file__).parent
 TRIM_THRESHOLD: Final = -1
 MMAP_THRESHOLD: Final = -3
 CPU_INFO: Final = Path("/proc/cpuinfo")
+MEMORY_INFO: Final = Path("/proc/meminfo")
+# What a container may use of the machine's memory, and uses: of cgroups' version 2.
+CONTAINER_MEMORY: Final = Path("/sys/fs/cgroup")
 
 
 def installed_version(distribution: str = DISTRIBUTION) -> str:
@@ -33,6 +36,18 @@ def cpu_name() -> str:
             if key.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine()
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory that a new process can have, or None where nobody says."""
+    found = [n for n in (_memory_line("MemAvailable"), _free_in_container()) if n is not None]
+    return min(found, default=None)
+
+
+def total_memory() -> int | None:
+    """Return the bytes of memory of this machine, or of the container this runs in."""
+    found = [n for n in (_memory_line("MemTotal"), _container("memory.max")) if n is not None]
+    return min(found, default=None)
 
 
 def commit() -> str | None:
@@ -61,3 +76,23 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(MMAP_THRESHOLD, 1 << 30)) and bool(mallopt(TRIM_THRESHOLD, (1 << 31) - 1))
+
+
+def _memory_line(key: str) -> int | None:
+    if MEMORY_INFO.exists():
+        for line in MEMORY_INFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == key:
+                return 1024 * int(value.split()[0])
+    return None
+
+
+def _free_in_container() -> int | None:
+    most, used = _container("memory.max"), _container("memory.current")
+    return None if most is None or used is None else max(0, most - used)
+
+
+def _container(name: str) -> int | None:
+    file = CONTAINER_MEMORY / name
+    text = file.read_text().strip() if file.exists() else ""
+    return int(text) if text.isdigit() else None

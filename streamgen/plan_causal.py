@@ -9,7 +9,7 @@ from streamgen import account, account_causal, account_memory
 from streamgen.account_cards import COMPILED, Card
 from streamgen.account_causal import Load
 from streamgen.account_exchanges import causal_exchanges
-from streamgen.account_shapes import TinyVAE
+from streamgen.account_shapes import CAUSAL_MODELS, TinyVAE
 from streamgen.command_options import PlanConfig
 from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
@@ -58,6 +58,9 @@ def causal_load(card: Card, engine: EngineConfig, options: PlanConfig) -> Load:
             )
         _check_measured(card, options)
     model = planned_model(engine, sizes)
+    is_card = card.measured is None or card.measured.decode_shares_device
+    if is_card and engine.model not in CAUSAL_MODELS and engine.text_device == "cpu":
+        model = dataclasses.replace(model, text_parameters=0)  # it stays in main memory
     if options.vae == "tiny" and not hasattr(model.vae, "decoder_widths"):
         model = dataclasses.replace(model, vae=TinyVAE())
     return Load(

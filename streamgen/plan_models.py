@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Final
 
 from streamgen import account
-from streamgen.account_shapes import CAUSAL_MODELS, FEW_STEPS, CausalModel
+from streamgen.account_shapes import CAUSAL_MODELS, FEW_STEPS, CausalModel, text_flops
 from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
 from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MAX_PIXELS: Final = 4096 * 4096
 PROMPT_WORDS: Final = 12  # of a usual prompt, for encoders whose cost follows its length
 FLOAT32_BYTES: Final = 4
+BFLOAT16_BYTES: Final = 2
 
 
 def planned_model(config: EngineConfig, element_bytes: tuple[int, int]) -> CausalModel:
@@ -46,33 +47,39 @@ def causal_model(preset: Preset) -> CausalModel:
         preset.chunks.chunk_frames,
         preset.window_frames,
         preset.sink_frames,
-        text_element_bytes=FLOAT32_BYTES,
+        text_element_bytes=FLOAT32_BYTES if preset.published is None else BFLOAT16_BYTES,
     )
 
 
-def _of_preset_name(config: EngineConfig) -> CausalModel:
-    # Presets bring torch, which published shapes need not wait for.
-    from streamgen.models.presets import PRESETS
+def served_model(preset: Preset, config: EngineConfig) -> CausalModel:
+    """Return the shapes of a preset at options that are resolved."""
     from streamgen.session_config import held_frames
-    from streamgen.startup import resolve
 
-    if config.model not in PRESETS:
-        names = ", ".join([*PRESETS, *CAUSAL_MODELS])
-        raise ConfigError(f"no model is called {config.model!r}; there is {names}", param="model")
-    preset = PRESETS[config.model]
-    config = resolve(config, preset)
     assert config.size is not None
     assert config.fps is not None
     assert config.steps is not None
     assert config.sink is not None
     return dataclasses.replace(
         causal_model(preset),
+        vae=preset.decoder(config.decoder),
         size=config.size,
         fps=config.fps,
         steps=config.steps,
         window_frames=held_frames(preset, config),
         sink_frames=config.sink,
     )
+
+
+def _of_preset_name(config: EngineConfig) -> CausalModel:
+    # Presets bring torch, which published shapes need not wait for.
+    from streamgen.models.presets import NOT_SUPPORTED, PRESETS, find_preset
+    from streamgen.startup import resolve
+
+    if config.model not in (*PRESETS, *NOT_SUPPORTED):
+        names = ", ".join([*PRESETS, *CAUSAL_MODELS])
+        raise ConfigError(f"no model is called {config.model!r}; there is {names}", param="model")
+    preset = find_preset(config.model)
+    return served_model(preset, resolve(config, preset))
 
 
 def _with_options(model: CausalModel, config: EngineConfig) -> CausalModel:
@@ -105,6 +112,9 @@ def _life_frames(config: EngineConfig, fps: int) -> int:
 
 def _text_cost(preset: Preset) -> tuple[int, int]:
     """Return the parameters of a preset's text encoder, and the operations of a usual prompt."""
+    if preset.published is not None:
+        shape = preset.published.text_shape
+        return shape.parameters, text_flops(shape, preset.dit.text_len)
     from torch import nn
 
     encoder = preset.text_encoder(True)

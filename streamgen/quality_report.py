@@ -120,7 +120,8 @@ def contact_sheet(clips: Sequence[ClipScore]) -> Pixels:
 def difference_picture(a: Pixels, b: Pixels) -> Pixels:
     """Return where two pictures differ: black where they are equal, white from 32 levels on."""
     far = np.abs(a.astype(np.int16) - b)
-    return np.minimum(255, GAIN * far).astype(np.uint8)
+    picture: Pixels = np.minimum(255, GAIN * far).astype(np.uint8)
+    return picture
 
 
 def _triple(pair: Pair) -> tuple[Pixels, Pixels, Pixels]:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from streamgen.config import EngineConfig, read_settings
 from streamgen.decoder import StreamingDecoder
+from streamgen.device import find_device
 from streamgen.distances import Pixels
 from streamgen.errors import ConfigError
 from streamgen.generate import count_frames, for_one_session
@@ -28,7 +29,7 @@ from streamgen.library import Engine
 from streamgen.limits import UNLIMITED
 from streamgen.models.presets import Preset, build, find_preset
 from streamgen.quality_compare import Clip, Layout
-from streamgen.startup import find_device, resolve
+from streamgen.startup import resolve
 
 LATENTS: Final = ".safetensors"
 
@@ -113,7 +114,7 @@ def open_video(path: Path, side: str) -> Clip:
         with container:
             try:
                 for frame in container.decode(stream):
-                    yield frame.to_ndarray(format="rgb24")
+                    yield frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
             except FFmpegError as error:
                 message = f"--{side}: {path} breaks off: {error.strerror}"
                 raise ConfigError(message, param=side) from error

@@ -54,7 +54,8 @@ class FP8Linear(nn.Module):
             out = out + self.bias
         if self.approximate is not None:
             out = F.gelu(out, approximate=self.approximate)
-        return out.unflatten(0, x.shape[:-1])
+        result: Tensor = out.unflatten(0, x.shape[:-1])
+        return result
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:

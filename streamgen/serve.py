@@ -82,6 +82,12 @@ def check_options(server: ServeConfig) -> None:
     relays = [url for url in server.ice_server if check_ice_server(url).relays]
     if relays and server.turn_secret is None:
         raise ConfigError(f"{relays[0]} needs --turn-secret", param="turn_secret")
+    if server.expand_prompt is not None and server.expand_endpoint is not None:
+        raise ConfigError(
+            "--expand-prompt and --expand-endpoint: give one of them", param="expand_prompt"
+        )
+    if server.expand_model is not None and server.expand_endpoint is None:
+        raise ConfigError("--expand-model needs --expand-endpoint", param="expand_model")
     if server.encoder == "nvenc" and not has_nvenc():
         raise ConfigError(
             "encoder nvenc: there is no NVENC here (A100 and H100 have none); use auto or x264",
@@ -90,11 +96,13 @@ def check_options(server: ServeConfig) -> None:
 
 
 async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig) -> None:
+    from streamgen.expand import expander_of
     from streamgen.stream_host import EngineHost
 
     metrics = Metrics(client.preset.name)
     client.on_measures = EngineTeller(metrics).take
-    app = create_app(EngineHost(client), transport_options(client.config, server), metrics)
+    host = EngineHost(client, expander_of(server))
+    app = create_app(host, transport_options(client.config, server), metrics)
     config = uvicorn_config(app, server.ssl_certfile, server.ssl_keyfile)
     line = announcement(client.preset.name, sock, server)
     web = WebServer(config, line, app.state.sessions.goodbye)
@@ -246,7 +254,7 @@ def effective_settings(config: EngineConfig | ServeConfig) -> dict[str, Any]:
 
 
 def _as_written(key: str, value: object) -> object:
-    if key == "turn_secret" and value is not None:
+    if key in ("turn_secret", "expand_prompt") and value is not None:
         return "(kept secret)"
     if isinstance(value, tuple):
         return {"size": "x", "udp_port_range": "-"}.get(key, ", ").join(map(str, value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -24,8 +25,10 @@ from streamgen.faults import Faults
 from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
 from streamgen.lives import Output
 from streamgen.machine import keep_freed_memory
+from streamgen.memory_check import fit_memory, require_loading
 from streamgen.model_runner import ModelRunner, RunnerConfig
-from streamgen.models.presets import Preset, build, find_preset, served
+from streamgen.models.presets import Preset, build, check_weights, find_preset, served
+from streamgen.models.weights import WeightOptions
 from streamgen.quality import add_sampler, reference_model
 from streamgen.session_config import checked_window, held_frames
 from streamgen.warm_up import Measured, choose_dtypes, fixed_dtype, measure
@@ -58,6 +61,30 @@ def resolve(config: EngineConfig, preset: Preset) -> EngineConfig:
     check_fps(config.fps)
     check_steps(config.steps, preset.step_range)
     engine_window(config, preset)
+    if preset.published is not None and config.dtype == "auto":
+        # In fp32 such a model takes twice the memory, and its authors play it in bf16.
+        sources = {**config.sources, "dtype": "preset"}
+        config = dataclasses.replace(config, dtype="bf16", sources=sources)
+    return config
+
+
+def checked_options(config: EngineConfig, preset: Preset) -> EngineConfig:
+    """Return the options as `resolve` does, after all that can be known before the engine starts.
+
+    For a published model that is whether its files hold what they should, without reading a weight,
+    and whether main memory holds it. Raises ConfigError, InvalidRequest, CheckpointError or
+    OutOfMemory.
+    """
+    config = resolve(config, preset)
+    if preset.published is None:
+        return config
+    device = find_device(config.device)
+    if device.type == "cpu":
+        config = fit_memory(config, preset, device)
+    else:  # the card is asked by the engine's own process: asking takes some of its memory
+        require_loading(config, preset)
+    if config.load_format != "dummy":
+        check_weights(preset, weight_options(config, device))
     return config
 
 
@@ -85,11 +112,13 @@ def start_engine(
     """Load the model and warm it up. `report` hears of each stage: its name, and 0 to 1 of it all.
 
     With what an engine before it `measured`, it is ready sooner. Raises ConfigError,
-    InvalidRequest or CheckpointError.
+    InvalidRequest, CheckpointError, or OutOfMemory for a model that cannot fit.
     """
     preset = preset or find_preset(config.model)
     config = resolve(config, preset)
     device = find_device(config.device)
+    options = weight_options(config, device)
+    config = fit_memory(config, preset, device)
     sizes, window = runner_config(config, preset, device), engine_window(config, preset)
     check_device(config, preset, sizes)
     torch.set_num_threads(config.threads or max(1, num_cores() - DECODER_THREADS))
@@ -98,7 +127,7 @@ def start_engine(
     elif device.index is not None:
         torch.cuda.set_device(device)  # of this thread, which is the passes'
     report("weights", 0.0)
-    model = build(preset, dummy=config.load_format == "dummy")
+    model = build(preset, dummy=config.load_format == "dummy", options=options)
     reference = None if config.sample_quality is None else reference_model(model)
     model = served(model)
     report("measuring", 0.4)
@@ -187,6 +216,19 @@ def runner_config(
         visible_frames=held,
         turned_frames=window.sink_frames if window.rotary == "relative" else 0,
     )
+
+
+def weight_options(config: EngineConfig, device: torch.device) -> WeightOptions:
+    """Return which weights an engine loads, and where its text encoder goes.
+
+    Raises ConfigError when that is a device which the engine does not run on.
+    """
+    if config.text_device != "cpu" and device.type == "cpu":
+        raise ConfigError(
+            f"text_device {config.text_device}: the engine runs on cpu; leave --text-device out",
+            param="text_device",
+        )
+    return WeightOptions.of(config, device)
 
 
 def num_cores() -> int:

@@ -15,20 +15,22 @@ from streamgen import messages
 from streamgen.engine_client import EngineClient
 from streamgen.engine_stream import EngineStream
 from streamgen.errors import StreamgenError, Unsupported
+from streamgen.expand import PromptExpander, expanded
 from streamgen.replay_file import to_lines
 from streamgen.session_config import SessionRequest
 from streamgen.snapshot import from_bytes, to_bytes
 from streamgen.text import Text, TextBlend
 from transport import stream as shown
 from transport.fields import Prompt, WeightedPrompt
-from transport.wire import Control, ScoreEntry, SessionInteraction, SessionRewind
+from transport.wire import Control, ScoreEntry, SessionInteraction, SessionRewind, SessionUpdate
 
 
 class EngineHost:
-    """A `StreamHost` over an engine's client."""
+    """A `StreamHost` over an engine's client; with an expander, prompts are expanded first."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineClient, expander: PromptExpander | None = None) -> None:
         self._client = client
+        self._expander = expander
 
     async def open(self, config: shown.SessionConfig) -> shown.Stream:
         """Admit a session; raise StreamError when it is refused."""
@@ -38,8 +40,13 @@ class EngineHost:
                 raise Unsupported(
                     f"model {config.model!r}: this server serves {preset.name}", param="model"
                 )
+            prompt = await expanded(self._expander, config.prompt)
+            score = [
+                _engine_entry(entry, await expanded(self._expander, entry.prompt))
+                for entry in config.score
+            ]
             request = SessionRequest(
-                prompt=_engine_prompt(config.prompt),
+                prompt=_engine_prompt(prompt),
                 seed=config.seed,
                 width=config.width,
                 height=config.height,
@@ -49,10 +56,10 @@ class EngineHost:
                 sink=config.sink,
                 num_frames=config.num_frames,
                 priority=config.priority,
-                score=[_engine_entry(entry) for entry in config.score] or None,
+                score=score or None,
             )
             stream = await self._client.open(request)
-        return HostedStream(stream, self._client, run_unwatched=config.run_unwatched)
+        return self._hosted(stream, run_unwatched=config.run_unwatched)
 
     async def restore(self, blob: bytes) -> shown.Stream:
         """Go on from a snapshot; raise StreamError when it is refused."""
@@ -61,7 +68,10 @@ class EngineHost:
             # It may be large, and whoever watches another session should not wait for it.
             record = await asyncio.to_thread(from_bytes, blob, client.preset, client.config)
             stream = await client.restore(record)
-        return HostedStream(stream, client, run_unwatched=False)
+        return self._hosted(stream, run_unwatched=False)
+
+    def _hosted(self, stream: EngineStream, *, run_unwatched: bool) -> HostedStream:
+        return HostedStream(stream, self._client, self._expander, run_unwatched=run_unwatched)
 
     def stats(self) -> shown.HostStats:
         """Return the latest figures without waiting."""
@@ -96,10 +106,19 @@ class EngineHost:
 class HostedStream:
     """A `Stream` over an engine's stream."""
 
-    def __init__(self, stream: EngineStream, client: EngineClient, *, run_unwatched: bool) -> None:
+    def __init__(
+        self,
+        stream: EngineStream,
+        client: EngineClient,
+        expander: PromptExpander | None,
+        *,
+        run_unwatched: bool,
+    ) -> None:
         self.id = stream.id
         self._stream = stream
         self._client = client
+        self._expander = expander
+        self._in_turn = asyncio.Lock()  # a prompt that takes longer must not overtake the next
         self._run_unwatched = run_unwatched
 
     @property
@@ -169,8 +188,14 @@ class HostedStream:
     async def control(self, message: Control) -> shown.Receipt:
         """Hand in a control; raise StreamError when it is refused."""
         with _in_wire_terms():
-            receipt = await self._stream.control(_engine_control(message))
-        return shown.Receipt(receipt.event_id, receipt.prompt_revision)
+            if not isinstance(message, SessionInteraction):
+                receipt = await self._stream.control(_engine_control(message))
+                return shown.Receipt(receipt.event_id, receipt.prompt_revision)
+            async with self._in_turn:
+                prompt = await expanded(self._expander, message.prompt)
+                receipt = await self._stream.control(_new_prompt(message, prompt))
+        shown_prompt = None if self._expander is None else prompt
+        return shown.Receipt(receipt.event_id, receipt.prompt_revision, shown_prompt)
 
     def played(self, frame_index: int) -> None:
         """Report that a frame was shown."""
@@ -180,7 +205,7 @@ class HostedStream:
         """Begin a second stream here or at an earlier chunk; raise StreamError when refused."""
         with _in_wire_terms(to_chunk="at_chunk"):
             stream = await self._stream.fork(at_chunk)
-        return HostedStream(stream, self._client, run_unwatched=self._run_unwatched)
+        return HostedStream(stream, self._client, self._expander, run_unwatched=self._run_unwatched)
 
     async def snapshot(self) -> bytes:
         """Return the stream as a file."""
@@ -206,18 +231,20 @@ class HostedStream:
             await self._stream.close()
 
 
-def _engine_control(message: Control) -> messages.Control:
+def _new_prompt(message: SessionInteraction, prompt: Prompt) -> messages.Control:
+    transition = message.transition
+    return messages.SetPrompt(
+        _engine_prompt(prompt),
+        transition.mode,
+        transition.chunks,
+        transition.curve,
+        message.event_id,
+    )
+
+
+def _engine_control(message: SessionUpdate | SessionRewind) -> messages.Control:
     if isinstance(message, SessionRewind):
         return messages.Rewind(message.to_chunk, message.event_id)
-    if isinstance(message, SessionInteraction):
-        transition = message.transition
-        return messages.SetPrompt(
-            _engine_prompt(message.prompt),
-            transition.mode,
-            transition.chunks,
-            transition.curve,
-            message.event_id,
-        )
     return messages.Update(
         paused=message.paused,
         seed=message.seed,
@@ -232,8 +259,8 @@ def _engine_prompt(prompt: Prompt) -> object:
     return prompt if isinstance(prompt, str) else [dataclasses.asdict(part) for part in prompt]
 
 
-def _engine_entry(entry: ScoreEntry) -> dict[str, Any]:
-    fields: dict[str, Any] = {"at_s": entry.at_s, "prompt": _engine_prompt(entry.prompt)}
+def _engine_entry(entry: ScoreEntry, prompt: Prompt) -> dict[str, Any]:
+    fields: dict[str, Any] = {"at_s": entry.at_s, "prompt": _engine_prompt(prompt)}
     if entry.transition is not None:
         transition = entry.transition
         fields["transition"] = transition.mode

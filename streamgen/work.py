@@ -227,9 +227,8 @@ def _first_step(spec: ChunkSpec, session: Session, runner: ModelRunner) -> Chunk
     shape = (spec.num_latents, *runner.config.latent_shape)
     noise = partial(chunk_noise, spec.seed, spec.draw, shape=shape)
     device = runner.config.device
-    return ChunkSteps(
-        session.preset.make_sampler(spec.steps), lambda index: moved(noise(index), device)
-    )
+    sampler = session.preset.make_sampler(spec.steps, first_chunk=spec.draw == 0)
+    return ChunkSteps(sampler, lambda index: moved(noise(index), device))
 
 
 def latents_of(chunk: ChunkRecord) -> Tensor:

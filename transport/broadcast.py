@@ -166,7 +166,7 @@ class Broadcast:
             self.player.rewinds.dropped(event_id)
             raise
         if isinstance(message, SessionInteraction):
-            self.timeline.accepted(receipt.prompt_revision, message.prompt)
+            self.timeline.accepted(receipt.prompt_revision, receipt.prompt or message.prompt)
         elif isinstance(message, SessionRewind):
             self.player.rewound(event_id)
             for viewer in self.viewers:

@@ -89,7 +89,7 @@ class Sessions:
         manner = Manner(start.format or "jpeg", bool(start.acks), bool(start.run_unwatched))
         # repr escapes control characters and what would turn the text round.
         logger.info("session %s opened: %r", stream.id, str(start.prompt)[:200])
-        return self._play(stream, manner, Timeline(start.prompt), asked_at)
+        return self._play(stream, manner, Timeline(stream.config.prompt), asked_at)
 
     async def fork(self, parent: Broadcast, fork: SessionFork) -> Broadcast:
         """Let a second session begin from another; raise StreamError when that is refused."""

@@ -127,10 +127,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A control was accepted and takes effect with this prompt revision."""
+    """A control was accepted and takes effect with this prompt revision.
+
+    `prompt` is what the host shows for the prompt that was sent, None when that is the same.
+    """
 
     event_id: str
     prompt_revision: int
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

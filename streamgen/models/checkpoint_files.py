@@ -95,6 +95,19 @@ def open_checkpoint(path: str | Path, *, container: str | None = None) -> Iterat
         yield Checkpoint(path, container, entries, metadata)
 
 
+def container_of(path: str | Path, name: str) -> str | None:
+    """Return `name` if the file has a part that is called so; None to take the file as it is.
+
+    Raises CheckpointError as `open_checkpoint` does.
+    """
+    path = _find_file(Path(path))
+    if path.suffix in TORCH_SUFFIXES:
+        held = _unpickle_safely(path)
+        return name if isinstance(held, Mapping) and isinstance(held.get(name), Mapping) else None
+    with open_checkpoint(path) as checkpoint:
+        return name if any(key.startswith(f"{name}.") for key in checkpoint.entries) else None
+
+
 def open_safetensors(path: str | Path) -> AbstractContextManager[Any]:
     """Open a safetensors file, or raise CheckpointError saying what the file really is."""
     path = Path(path)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -53,23 +55,28 @@ def load_checkpoint(
     any depth, and be those of one of `layouts` (such as `dit_layouts`); by default the module's
     own. Raises CheckpointError, naming counts and first names, before the module is touched.
     """
-    own = list(module.state_dict())
-    layouts = layouts or {"own": {name: name for name in own}}
-    known = [key for layout in layouts.values() for key in layout.values()]
-    with open_checkpoint(path, container=container) as checkpoint:
-        try:
-            keys = strip_wrappers(checkpoint.entries, known)
-        except CheckpointError as error:
-            raise CheckpointError(f"{checkpoint.source}: {error}") from error
-        layout = find_layout(layouts, keys)
-        named = {name: checkpoint.entries[key] for name, key in keys.items()}
-        unwrapped = Checkpoint(checkpoint.path, container, named)
-        converted = _load(module, unwrapped, layouts[layout])
-    wrappers = ", ".join(wrappers_in(keys)) or "none"
+    with _unwrapped(module, path, container, layouts) as found:
+        converted = _load(module, found.checkpoint, found.layout)
     logger.info(
         "%s: loaded %s; container %s, layout %s, wrappers %s; %s",
-        *(checkpoint.path, type(module).__name__, container or "none", layout, wrappers, converted),
+        *(found.checkpoint.path, type(module).__name__, container or "none", found.name),
+        *(found.wrappers or "none", converted),
     )
+
+
+def check_checkpoint(
+    module: nn.Module,
+    path: str | Path,
+    *,
+    container: str | None = None,
+    layouts: Mapping[str, Layout] | None = None,
+) -> None:
+    """Raise the CheckpointError that `load_checkpoint` would raise; reads no weight.
+
+    The module may be on the meta device.
+    """
+    with _unwrapped(module, path, container, layouts) as found:
+        _require_fit(module, found.checkpoint, found.layout)
 
 
 def load_safetensors_strict(
@@ -104,15 +111,41 @@ def require_varied_output(output: Tensor, source: str | Path) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An open checkpoint by its tensors' names without wrappers, and the layout of those names."""
+
+    checkpoint: Checkpoint
+    name: str
+    layout: Layout
+    wrappers: str
+
+
+@contextmanager
+def _unwrapped(
+    module: nn.Module,
+    path: str | Path,
+    container: str | None,
+    layouts: Mapping[str, Layout] | None,
+) -> Iterator[_Found]:
+    own = list(module.state_dict())
+    layouts = layouts or {"own": {name: name for name in own}}
+    known = [key for layout in layouts.values() for key in layout.values()]
+    with open_checkpoint(path, container=container) as checkpoint:
+        try:
+            keys = strip_wrappers(checkpoint.entries, known)
+        except CheckpointError as error:
+            raise CheckpointError(f"{checkpoint.source}: {error}") from error
+        name = find_layout(layouts, keys)
+        named = {name: checkpoint.entries[key] for name, key in keys.items()}
+        bare = Checkpoint(checkpoint.path, container, named)
+        yield _Found(bare, name, layouts[name], ", ".join(wrappers_in(keys)))
+
+
 def _load(module: nn.Module, checkpoint: Checkpoint, layout: Layout) -> str:
     """Copy all tensors and return the types they had and have; CheckpointError before the first."""
-    targets = {layout[name]: tensor for name, tensor in module.state_dict().items()}
-    assert len(targets) == len(module.state_dict()), "layout maps two tensors to one name"
+    targets = _require_fit(module, checkpoint, layout)
     assert not any(t.is_meta for t in targets.values()), "module is on the meta device"
-    parameters = {layout[name] for name, _ in module.named_parameters()}
-    if complaints := _compare(checkpoint, targets, parameters):
-        name = type(module).__name__
-        raise CheckpointError(f"{checkpoint.source} does not fit {name}: {'; '.join(complaints)}")
     types: Counter[str] = Counter()
     with torch.no_grad():
         for key, target in targets.items():
@@ -120,6 +153,17 @@ def _load(module: nn.Module, checkpoint: Checkpoint, layout: Layout) -> str:
                 target.copy_(entry.read())
                 types[f"{entry.dtype} as {_type_name(target)}"] += 1
     return ", ".join(f"{count} tensors in {what}" for what, count in sorted(types.items()))
+
+
+def _require_fit(module: nn.Module, checkpoint: Checkpoint, layout: Layout) -> dict[str, Tensor]:
+    """Return the module's tensors by the file's names; CheckpointError if they are not the same."""
+    targets = {layout[name]: tensor for name, tensor in module.state_dict().items()}
+    assert len(targets) == len(module.state_dict()), "layout maps two tensors to one name"
+    parameters = {layout[name] for name, _ in module.named_parameters()}
+    if complaints := _compare(checkpoint, targets, parameters):
+        name = type(module).__name__
+        raise CheckpointError(f"{checkpoint.source} does not fit {name}: {'; '.join(complaints)}")
+    return targets
 
 
 def _compare(

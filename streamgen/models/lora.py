@@ -68,6 +68,11 @@ class LoraMerger:
                 weights[name].copy_(value)
         self._base, self._loaded = base, wanted
 
+    def check(self, sources: Sequence[LoraSource]) -> None:
+        """Raise the CheckpointError that `load` would raise for files that do not fit."""
+        with ExitStack() as stack:
+            self._read(stack, sources, self._weights())
+
     def unload(self) -> None:
         """Restore the module's own weights, bit for bit."""
         self.load(())

@@ -1,175 +1,65 @@
-"""The models that can be served, each as one row of facts.
+"""The models that can be served, each as one row of facts, and those that cannot, with the reason.
 
-A preset is configuration only: shapes, schedule, window, clock and where the weights are. `build`
-turns it into modules. What the engine's options leave open, the preset decides.
+A preset is configuration only; `build` turns it into modules. What the engine's options leave open,
+the preset decides. Facts of published models were read in their authors' repositories, as each
+row's `source` says; what could not be seen is named there, too.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final
 
-import torch
-from torch import Tensor, nn
-
-from kvcache import Rotary
-from streamgen.errors import ConfigError
-from streamgen.models.causal_dit import CausalDiT, DiTConfig
-from streamgen.models.loader import load_safetensors_strict, require_varied_output
-from streamgen.models.taehv import TAEHV, TAEHVConfig
-from streamgen.models.taehv_folded import FoldedTAEHV
-from streamgen.models.wan_vae import WanVAE, WanVAEConfig
+from streamgen.account_shapes import UMT5_XXL
+from streamgen.errors import ConfigError, Unsupported
+from streamgen.models.build import Model, build, check_weights, served
+from streamgen.models.causal_dit import DiTConfig
+from streamgen.models.preset import HubFile, Preset, Published, TextEncoder
+from streamgen.models.random_text import random_text
+from streamgen.models.taehv import TAEHVConfig
+from streamgen.models.wan_vae import WanVAEConfig
 from streamgen.pocket import config as pocket
 from streamgen.pocket.text_encoder import ConceptEncoder
-from streamgen.sampler import FlowSchedule, Sampler, SamplerKind
 from streamgen.step import ChunkPlan
 
-TRAIN_STEPS: Final = 1000
+__all__ = [
+    "NOT_SUPPORTED", "POCKET", "PRESETS", "Model", "NotSupported", "Preset", "TextEncoder",
+    "build", "check_weights", "find_preset", "served",
+]  # fmt: skip
 
+WAN_1_3B: Final = DiTConfig(dim=1536, ffn_dim=8960, num_layers=30, num_heads=12)
+WAN_REPOSITORY: Final = "Wan-AI/Wan2.1-T2V-1.3B"
+TINY_VAE: Final = "https://github.com/madebyollin/taehv/raw/main/taew2_1.pth"
 
-class TextEncoder(Protocol):
-    """What a preset's text encoder can do."""
-
-    def encode(self, prompts: list[str]) -> Tensor:
-        """Return embeddings `[n, text_len, text_dim]`, each prompt computed on its own."""
+# Steps 1000, 750, 500, 250 of the unshifted scale, in a schedule of shift 5.
+SHIFT_5_STEPS: Final = (1000.0, 937.5, 833.3333129882812, 625.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
-    """Everything that belongs to one model.
-
-    `text_encoder(dummy)` builds the encoder, with random weights when `dummy`. `weights` is the
-    folder of `dit.safetensors` and `vae.safetensors`; None means random weights, as in tests.
-    """
+class NotSupported:
+    """A published model that this engine cannot play, and why."""
 
     name: str
-    dit: DiTConfig
-    vae: TAEHVConfig | WanVAEConfig
-    text_encoder: Callable[[bool], TextEncoder]
-    weights: Path | None
-    shift: float
-    sampler: SamplerKind
-    steps: int  # denoise passes of a chunk
-    step_range: tuple[int, int]  # what else the model was made for, ends included
-    size: tuple[int, int]  # width, height in pixels
-    max_pixels: int
-    fps: int
-    chunks: ChunkPlan = field(default_factory=ChunkPlan)
-    window_frames: int = 21
-    sink_frames: int = 0
-    spatial_factor: int = 8
-    transition: str = "cut"
-    rotary: Rotary = "absolute"  # how far the sink is from the rest, see WindowConfig
-    rebuilds_sink: bool = False  # a recache takes new frames for the sink
-    suggestions: tuple[str, ...] = ()  # prompts that show what it can do
-
-    def make_sampler(self, steps: int) -> Sampler:
-        """Return the sampler of `steps` passes, evenly spaced before the schedule's shift."""
-        return _sampler(self.shift, self.sampler, steps)
-
-    def latent_shape(self, width: int, height: int) -> tuple[int, int, int]:
-        """Return (channels, height, width) of one latent frame of a `width` x `height` video."""
-        return self.dit.in_dim, height // self.spatial_factor, width // self.spatial_factor
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The modules of a preset, loaded and in evaluation mode, in float32 on the CPU."""
-
-    preset: Preset
-    dit: CausalDiT
-    vae: TAEHV | FoldedTAEHV | WanVAE
-    text_encoder: TextEncoder
-
-
-def build(preset: Preset, *, dummy: bool = False) -> Model:
-    """Build a preset's modules and load their weights, or seeded random ones.
-
-    Raises CheckpointError when a file is missing or does not fit exactly.
-    """
-    dummy = dummy or preset.weights is None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        dit = CausalDiT(preset.dit)
-        vae = TAEHV(preset.vae) if isinstance(preset.vae, TAEHVConfig) else WanVAE(preset.vae)
-        text_encoder = preset.text_encoder(dummy)
-        if dummy and isinstance(vae, TAEHV):
-            _give_contrast(vae)
-    if not dummy and preset.weights is not None:
-        load_safetensors_strict(dit, preset.weights / "dit.safetensors")
-        load_safetensors_strict(vae, preset.weights / "vae.safetensors")
-    modules: tuple[nn.Module, ...] = (dit, vae)
-    for module in modules:
-        module.eval().requires_grad_(False)
-    model = Model(preset, dit, vae, text_encoder)
-    if not dummy and preset.weights is not None:
-        _self_check(model, preset.weights)
-    return model
-
-
-def served(model: Model) -> Model:
-    """Return a model as it is run: no encoder, and a decoder in its fastest form."""
-    if not isinstance(model.vae, TAEHV):
-        return model
-    return dataclasses.replace(model, vae=FoldedTAEHV(model.vae))
-
-
-@torch.inference_mode()
-def _self_check(model: Model, weights: Path) -> None:
-    """Run the loaded modules once on a small row; CheckpointError when nothing sensible comes."""
-    generator = torch.Generator().manual_seed(0)
-    latents = torch.randn(1, 2, model.preset.dit.in_dim, 4, 4, generator=generator)
-    embeds = model.text_encoder.encode(["a"])
-    require_varied_output(embeds, f"the text encoder in {weights}")
-    k, v = model.dit.text_kv(embeds)
-    flow = model.dit(
-        latents,
-        torch.full((1, 2), 500.0),
-        torch.zeros(1, dtype=torch.int64),
-        lambda layer: (k[layer], v[layer]),
-        lambda layer, query, key, value: value,  # a token that sees itself alone
-    )
-    require_varied_output(flow, weights / "dit.safetensors")
-    vae = cast("TAEHV", model.vae)  # both kinds decode alike
-    frames, _ = vae.decode_step(latents, vae.decoder_state())
-    require_varied_output(frames, weights / "vae.safetensors")
+    licence: str
+    source: str
+    reason: str
 
 
 def find_preset(name: str) -> Preset:
-    """Return the preset of a model name; ConfigError lists the names there are."""
+    """Return the preset of a model name.
+
+    Raises Unsupported, with the reason, for a model that is known not to work here, and ConfigError
+    with the names there are for any other.
+    """
+    if name in NOT_SUPPORTED:
+        raise Unsupported(f"{name} is not supported: {NOT_SUPPORTED[name].reason}", param="model")
     if name not in PRESETS:
         raise ConfigError(
             f"no model is called {name!r}; there is {', '.join(PRESETS)}", param="model"
         )
     return PRESETS[name]
-
-
-@torch.no_grad()
-def _give_contrast(vae: TAEHV) -> None:
-    """Scale a decoder's random weights so that its pictures are neither black nor flat.
-
-    Torch's own make nothing of a latent, so an encoder, a test or an eye would have nothing to see.
-    """
-    convolutions = [m for m in vae.decoder.modules() if isinstance(m, nn.Conv2d)]
-    for convolution in convolutions:
-        nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-    latents = torch.randn(1, 4, vae.config.latent_channels, 8, 8)
-    pixels, _ = vae.decode_raw(latents, vae.decoder_state())
-    last = convolutions[-1]
-    assert last.bias is not None
-    last.weight.mul_(0.25 / pixels.std())
-    last.bias.fill_(0.5)
-
-
-@lru_cache(maxsize=64)
-def _sampler(shift: float, kind: SamplerKind, steps: int) -> Sampler:
-    schedule = FlowSchedule(shift, TRAIN_STEPS)
-    requested = [round(TRAIN_STEPS * (steps - i) / steps) for i in range(steps)]
-    return Sampler(schedule, schedule.warp(requested), kind)
 
 
 def _concept_encoder(dummy: bool) -> TextEncoder:
@@ -198,4 +88,182 @@ POCKET: Final = Preset(
         "a purple heart rests in the falling snow",
     ),
 )
-PRESETS: Final = {preset.name: preset for preset in (POCKET,)}
+
+
+def _files(
+    transformer: HubFile, container: str, *, licence: str, source: str, lora: HubFile | None = None,
+    lora_container: str | None = None,
+) -> Published:  # fmt: skip
+    """Return the files of a model that was made from Wan 2.1's 1.3B."""
+    return Published(
+        licence=licence,
+        source=source,
+        transformer=transformer,
+        container=container,
+        vae=HubFile(WAN_REPOSITORY, "Wan2.1_VAE.pth"),
+        tiny_vae=TINY_VAE,
+        text=HubFile(WAN_REPOSITORY, "models_t5_umt5-xxl-enc-bf16.pth"),
+        tokenizer=HubFile(WAN_REPOSITORY, "google/umt5-xxl/tokenizer.json"),
+        text_shape=UMT5_XXL,
+        lora=lora,
+        lora_container=lora_container,
+    )
+
+
+def _wan(
+    name: str,
+    published: Published,
+    *,
+    timesteps: tuple[float, ...] = SHIFT_5_STEPS,
+    first_timesteps: tuple[float, ...] | None = None,
+    shift: float = 5.0,
+    chunk_frames: int = 3,
+    window_frames: int = 21,
+    sink_frames: int = 0,
+    transition: str = "cut",
+) -> Preset:
+    """Return the preset of a model of Wan 2.1's 1.3B, which mixes new noise in between passes."""
+    return Preset(
+        name=name,
+        dit=WAN_1_3B,
+        vae=WanVAEConfig(),
+        tiny_vae=TAEHVConfig(),
+        text_encoder=partial(random_text, WAN_1_3B.text_len, WAN_1_3B.text_dim),
+        weights=None,
+        shift=shift,
+        sampler="renoise",
+        steps=len(timesteps),
+        step_range=(len(timesteps), len(timesteps)),
+        size=(832, 480),
+        max_pixels=832 * 480,
+        fps=16,
+        chunks=ChunkPlan(chunk_frames),
+        window_frames=window_frames,
+        sink_frames=sink_frames,
+        transition=transition,
+        suggestions=CAPTIONS,
+        timesteps=timesteps,
+        first_timesteps=first_timesteps,
+        published=published,
+    )
+
+
+# They were trained on captions of this length.
+CAPTIONS: Final = (
+    "A red fox trots through a snowy birch forest at dawn. Its fur is thick and bright against the"
+    " white ground, and its breath shows in the cold air. Low golden light falls between the"
+    " trunks, and powder snow rises with each step. The camera moves beside it, low and close.",
+    "A small wooden sailing boat crosses a turquoise bay under tall clouds. Its cream sail is full,"
+    " and white foam curls from the bow. Seabirds circle behind it, and green cliffs pass slowly in"
+    " the distance. A wide, steady shot from the air in warm afternoon light.",
+    "A baker lifts round loaves from a brick oven with a long wooden peel. Flour hangs in the air,"
+    " the crusts crackle and steam, and the fire paints the room orange. A close shot with a"
+    " shallow depth of field, quiet and detailed.",
+)
+
+_SELF_FORCING: Final = _wan(
+    "self-forcing",
+    _files(
+        HubFile("gdhe17/Self-Forcing", "checkpoints/self_forcing_dmd.pt"),
+        "generator_ema",
+        licence="CC-BY-NC-SA-4.0",
+        source="github.com/guandeh17/Self-Forcing, configs/self_forcing_dmd.yaml and README;"
+        " licence from a copy of the model card",
+    ),
+)
+_CAUSAL_FORCING: Final = "zhuhz22/Causal-Forcing"
+_CAUSAL_FORCING_SOURCE: Final = (
+    "github.com/thu-ml/Causal-Forcing, configs/causal_forcing_dmd_{} and README; licence from a"
+    " copy of the model card"
+)
+
+
+def _causal_forcing(
+    name: str, file: str, container: str, config: str, *, chunk_frames: int = 1, steps: int = 4
+) -> Preset:
+    few = steps < len(SHIFT_5_STEPS)
+    spacing = len(SHIFT_5_STEPS) // steps
+    return _wan(
+        name,
+        _files(
+            HubFile(_CAUSAL_FORCING, file),
+            container,
+            licence="Apache-2.0",
+            source=_CAUSAL_FORCING_SOURCE.format(config),
+        ),
+        chunk_frames=chunk_frames,
+        timesteps=SHIFT_5_STEPS[::spacing],
+        first_timesteps=SHIFT_5_STEPS if few else None,
+    )
+
+
+_PUBLISHED: Final = (
+    _SELF_FORCING,
+    _causal_forcing(
+        "causal-forcing", "chunkwise/causal_forcing.pt", "generator", "chunkwise.yaml",
+        chunk_frames=3,
+    ),
+    _causal_forcing(
+        "causal-forcing-frame", "framewise/causal_forcing.pt", "generator_ema", "framewise.yaml"
+    ),
+    _causal_forcing(
+        "causal-forcing-frame-2", "causal-forcing++/framewise-2step.pt", "generator_ema",
+        "framewise_2step.yaml", steps=2,
+    ),
+    _causal_forcing(
+        "causal-forcing-frame-1", "causal-forcing++/framewise-1step.pt", "generator_ema",
+        "framewise_1step.yaml", steps=1,
+    ),
+    _wan(
+        "longlive",
+        _files(
+            HubFile("Efficient-Large-Model/LongLive-1.3B", "models/longlive_base.pt"),
+            "generator",
+            lora=HubFile("Efficient-Large-Model/LongLive-1.3B", "models/lora.pt"),
+            lora_container="generator_lora",
+            licence="CC-BY-NC-4.0",
+            source="github.com/NVlabs/LongLive, branch v1.0, configs/longlive_inference.yaml and"
+            " inference.py; licence of the weights from an earlier README, the model card was not"
+            " seen",
+        ),
+        window_frames=12,
+        sink_frames=3,
+        transition="recache",
+    ),
+    _wan(
+        "causvid",
+        _files(
+            HubFile("tianweiy/CausVid", "autoregressive_checkpoint/model.pt"),
+            "generator",
+            licence="CC-BY-NC-SA-4.0",
+            source="github.com/tianweiy/CausVid, configs/wan_causal_dmd.yaml and"
+            " minimal_inference/autoregressive_inference.py; licence is that of the repository, the"
+            " model card names none",
+        ),
+        timesteps=(1000.0, 757.0, 522.0),
+        shift=8.0,
+    ),
+)  # fmt: skip
+
+PRESETS: Final = {preset.name: preset for preset in (POCKET, *_PUBLISHED)}
+
+NOT_SUPPORTED: Final = {
+    model.name: model
+    for model in (
+        NotSupported(
+            "krea-realtime-14b",
+            "CC-BY-NC-SA-4.0 (code); the model card was not seen",
+            "github.com/krea-ai/realtime-video, release_server.py",
+            "before each chunk it makes the K/V of its whole context again, with the oldest frame"
+            " encoded anew from pixels, and this engine keeps K/V from chunk to chunk and has no"
+            " encoder in its loop",
+        ),
+        NotSupported(
+            "longlive-2-5b",
+            "Apache-2.0 (code); the model card was not seen",
+            "github.com/NVlabs/LongLive, configs/inference.yaml",
+            "it is made from Wan 2.2's 5B, whose VAE (48 channels, 16 pixels a latent) is not"
+            " here, and it shifts positions and pins frames at each cut",
+        ),
+    )
+}

@@ -39,9 +39,15 @@ def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     """Return whether two states are equal bit for bit, types and the sign of 0 included."""
     return left.keys() == right.keys() and all(
         left[name].dtype == right[name].dtype
-        and torch.equal(left[name].view(torch.uint8), right[name].view(torch.uint8))
+        and left[name].shape == right[name].shape
+        and torch.equal(_bytes(left[name]), _bytes(right[name]))
         for name in left
     )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return what a tensor holds, in whatever order its memory is."""
+    return tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def renamed(tensors: Weights, rule: Callable[[str], str]) -> Weights:

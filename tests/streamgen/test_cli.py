@@ -106,7 +106,7 @@ def test_no_command_shows_which_there_are(capsys: pytest.CaptureFixture[str]) ->
     assert all(command.name in said for command in cli.COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["download"])
+@pytest.mark.parametrize("command", ["train"])
 def test_commands_of_later_versions_do_not_exist(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

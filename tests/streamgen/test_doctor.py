@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from streamgen import cli, doctor
 from streamgen.cli import main
 from streamgen.device import CardFacts, DeviceFacts
 from streamgen.errors import ConfigError
+from streamgen.models.presets import PRESETS
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -75,5 +78,19 @@ def test_doctor_says_what_a_bug_report_needs_and_fails_with_a_check(
 
 
 def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """With licence, size, memory for a session, whether the files are here and whether it fits."""
     assert main(["models"]) == cli.DONE
-    assert capsys.readouterr().out.startswith("pocket  128x128 at 16 fps")
+    said = capsys.readouterr().out
+    assert said.startswith("pocket  128x128 at 16 fps")
+    entries = dict(re.findall(r"^(\S+)  .*\n    (.+)$", said, re.MULTILINE))
+    assert entries["self-forcing"].startswith("CC-BY-NC-SA-4.0, 1.4 B parameters, ")
+    needs = r"[0-9.]+ GB for one session on \w+: (fits|does not fit) "
+    assert re.search(needs, entries["longlive"])
+    assert "krea-realtime-14b  not supported: before each chunk" in said
+
+
+def test_a_published_model_is_not_loaded_by_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take minutes; what is said of it is whether its files are here."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "/nowhere")
+    state = doctor.check_model(PRESETS["self-forcing"])
+    assert state == "not downloaded: streamgen download self-forcing"

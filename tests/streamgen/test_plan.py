@@ -192,7 +192,7 @@ def test_the_calibration_of_this_machine_is_the_default_device(
         ([*CAUSAL, "--window", "none"], "--max-session-seconds"),
         ([*CAUSAL, "--window", "4", "--sink", "2"], "sink 2 + chunk 3 = 5 > window 4"),
         ([*CAUSAL, "--steps", "20"], "outside 1..8"),
-        (["--gpu", "h100", "--model", "nope"], "there is pocket, causal-wan-1.3b"),
+        (["--gpu", "h100", "--model", "nope"], "there is pocket, self-forcing, "),
         (["--gpu", "h1000"], "neither 4090, h100, h200, b200, cpu nor a file"),
         (["--gpu", "h100", "--quantize", "fp7"], "expected one of none, fp8, int4"),
         (["--gpu", "h100", "--sparsity", "0"], "expected a positive number"),
@@ -358,3 +358,19 @@ def test_numbers_are_short(number: float, text: str) -> None:
 )
 def test_times_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_published_models_text_encoder_counts_where_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In main memory, or on the card; and a 24 GB card then holds a session of 21 frames."""
+
+    def memory(*argv: str) -> tuple[float, int]:
+        file = tmp_path / "plan.json"
+        flags = ["--model", "self-forcing", "--gpu", "4090", "--json", str(file)]
+        assert cli.main(["plan", *flags, *argv]) == 0
+        plan = json.loads(file.read_text())
+        return plan["memory"][0]["text_weights"], plan["sessions_by_memory"]
+
+    assert memory() == (0, 1)
+    assert memory("--text-device", "cuda") == (pytest.approx(11.36e9, rel=0.01), 0)

@@ -1,0 +1,141 @@
+"""A published model that cannot fit is refused before it is loaded, with the arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from streamgen import machine, memory_check
+from streamgen.config import EngineConfig, engine_config
+from streamgen.errors import OutOfMemory
+from streamgen.memory_check import fit_memory, loading_need, running_need
+from streamgen.models.presets import POCKET, PRESETS, Preset
+from streamgen.startup import checked_options, resolve
+
+Say = Callable[[float], None]
+CPU = torch.device("cpu")
+SELF_FORCING, LONGLIVE = PRESETS["self-forcing"], PRESETS["longlive"]
+
+
+def options(preset: Preset, **flags: object) -> EngineConfig:
+    return resolve(engine_config(flags={"model": preset.name, **flags}), preset)
+
+
+@pytest.fixture
+def free_gb(monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Let a test say how much memory is free."""
+
+    def say(gigabytes: float) -> None:
+        monkeypatch.setattr(machine, "free_memory", lambda: round(gigabytes * 1e9))
+
+    return say
+
+
+def test_the_ledger_is_the_accounts() -> None:
+    """Figures of the account: K/V of a window and the chunk beside it, in bf16."""
+    need = running_need(options(SELF_FORCING), SELF_FORCING, CPU, 1)
+    parts = dict(need.parts)
+    assert parts["K/V of 1 session"] == 24 * 1560 * 184_320
+    assert parts["transformer"] == pytest.approx(2 * 1.419e9, rel=0.01)
+    assert parts["text encoder"] == pytest.approx(2 * 5.68e9, rel=0.01)
+    assert need.total == sum(parts.values())
+    local = running_need(options(LONGLIVE), LONGLIVE, CPU, 1)
+    assert dict(local.parts)["K/V of 1 session"] == 15 * 1560 * 184_320
+
+
+def test_loading_takes_float32_beside_the_text_encoder() -> None:
+    need = dict(loading_need(options(SELF_FORCING), SELF_FORCING).parts)
+    assert need["transformer"] == pytest.approx(4 * 1.419e9, rel=0.01)
+    assert "text encoder" not in dict(
+        loading_need(options(SELF_FORCING, load_format="dummy"), SELF_FORCING).parts
+    )
+
+
+def test_a_text_encoder_on_the_card_counts_there() -> None:
+    card = torch.device("cuda")
+    beside = running_need(options(SELF_FORCING), SELF_FORCING, card, 1)
+    on_it = running_need(options(SELF_FORCING, text_device="cuda"), SELF_FORCING, card, 1)
+    assert on_it.total - beside.total == pytest.approx(2 * 5.68e9, rel=0.01)
+
+
+def test_the_tiny_decoder_and_a_smaller_window_need_less() -> None:
+    full = running_need(options(SELF_FORCING), SELF_FORCING, CPU, 1).total
+    tiny = running_need(options(SELF_FORCING, decoder="tiny"), SELF_FORCING, CPU, 1).total
+    small = running_need(
+        options(SELF_FORCING, decoder="tiny", window=12), SELF_FORCING, CPU, 1
+    ).total
+    assert small < tiny < full
+
+
+def test_weights_that_main_memory_cannot_hold_are_refused(free_gb: Say) -> None:
+    free_gb(8)
+    with pytest.raises(OutOfMemory) as caught:
+        fit_memory(options(SELF_FORCING), SELF_FORCING, CPU)
+    said = str(caught.value)
+    total, *parts = map(float, re.findall(r"(\d+\.\d)(?: GB of main|[,)])", said))
+    assert total == pytest.approx(sum(parts), abs=0.2)
+    assert said.endswith("8.0 GB are free")
+
+
+def test_sessions_that_were_asked_for_are_refused_with_what_fits(free_gb: Say) -> None:
+    free_gb(40)
+    asked = options(SELF_FORCING, max_sessions=8)
+    with pytest.raises(OutOfMemory) as caught:
+        fit_memory(asked, SELF_FORCING, CPU)
+    found = re.search(r"K/V of 8 sessions 55\.2, .*: --max-sessions (\d) fits$", str(caught.value))
+    assert found is not None, caught.value
+    fewer = dataclasses.replace(asked, max_sessions=int(found[1]))
+    assert fit_memory(fewer, SELF_FORCING, CPU) is fewer
+    with pytest.raises(OutOfMemory):
+        fit_memory(dataclasses.replace(asked, max_sessions=int(found[1]) + 1), SELF_FORCING, CPU)
+
+
+def test_sessions_that_nobody_asked_for_are_as_many_as_fit(free_gb: Say) -> None:
+    free_gb(40)
+    config = fit_memory(options(SELF_FORCING), SELF_FORCING, CPU)
+    assert 1 <= config.max_sessions < 8
+    assert config.sources["max_sessions"] == "memory"
+    assert fit_memory(config, SELF_FORCING, CPU) == config
+
+
+def test_a_session_that_does_not_fit_is_told_what_needs_less(free_gb: Say) -> None:
+    free_gb(20)
+    with pytest.raises(OutOfMemory, match=r"K/V of 1 session 6\.9.*: --decoder tiny, a smaller"):
+        fit_memory(options(SELF_FORCING), SELF_FORCING, CPU)
+
+
+def test_bundled_models_are_not_asked(free_gb: Say) -> None:
+    free_gb(0)
+    config = options(POCKET)
+    assert fit_memory(config, POCKET, CPU) is config
+
+
+def test_the_machine_is_asked_before_the_files(free_gb: Say) -> None:
+    """What never fits need not be downloaded."""
+    free_gb(1)
+    with pytest.raises(OutOfMemory):
+        checked_options(engine_config(flags={"model": "self-forcing"}), SELF_FORCING)
+
+
+def test_memory_is_read_from_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "meminfo"
+    info.write_text("MemTotal:       1000 kB\nMemAvailable:    600 kB\n")
+    monkeypatch.setattr(machine, "MEMORY_INFO", info)
+    monkeypatch.setattr(machine, "CONTAINER_MEMORY", tmp_path)
+    assert (machine.total_memory(), machine.free_memory()) == (1024_000, 614_400)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.total_memory() == 1024_000
+    (tmp_path / "memory.max").write_text("500000\n")
+    (tmp_path / "memory.current").write_text("200000\n")
+    assert (machine.total_memory(), machine.free_memory()) == (500_000, 300_000)
+    monkeypatch.setattr(machine, "MEMORY_INFO", tmp_path / "none")
+    monkeypatch.setattr(machine, "CONTAINER_MEMORY", tmp_path / "none")
+    assert (machine.total_memory(), machine.free_memory()) == (None, None)
+    monkeypatch.setattr(memory_check.machine, "free_memory", lambda: None)
+    config = options(SELF_FORCING)
+    assert fit_memory(config, SELF_FORCING, CPU) is config
