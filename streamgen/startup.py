@@ -106,16 +106,14 @@ def start_engine(
     """Load the model and warm it up. `report` hears of each stage: its name, and 0 to 1 of it all.
 
     With what an engine before it `measured`, it is ready sooner. Raises ConfigError,
-    InvalidRequest, CheckpointError, or OutOfMemory for a model that cannot fit.
+    InvalidRequest, CheckpointError or OutOfMemory.
     """
     preset = preset or find_preset(config.model)
     config = resolve(config, preset)
     device = find_device(config.device)
     options = weight_options(config, device)
     config = fit_memory(config, preset, device)
-    torch.set_num_threads(config.threads or max(1, num_cores() - DECODER_THREADS))
-    if device.type == "cpu":
-        keep_freed_memory()
+    _set_up(config, device)
     report("weights", 0.0)
     model = build(preset, dummy=config.load_format == "dummy", options=options)
     sizes, window = runner_config(config, preset, device), engine_window(config, preset)
@@ -136,6 +134,13 @@ def start_engine(
         config, preset, runner, decoder, measured, output,
         clock=clock, on_decoded=on_decoded, faults=faults,
     )  # fmt: skip
+
+
+def _set_up(config: EngineConfig, device: torch.device) -> None:
+    """Give the process the threads that passes need, and its memory's manner."""
+    torch.set_num_threads(config.threads or max(1, num_cores() - DECODER_THREADS))
+    if device.type == "cpu":
+        keep_freed_memory()
 
 
 def runner_config(
