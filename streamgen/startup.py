@@ -112,7 +112,7 @@ def start_engine(
     """Load the model and warm it up. `report` hears of each stage: its name, and 0 to 1 of it all.
 
     With what an engine before it `measured`, it is ready sooner. Raises ConfigError,
-    InvalidRequest, CheckpointError, or OutOfMemory for a model that cannot fit.
+    InvalidRequest, CheckpointError or OutOfMemory.
     """
     preset = preset or find_preset(config.model)
     config = resolve(config, preset)
@@ -121,11 +121,7 @@ def start_engine(
     config = fit_memory(config, preset, device)
     sizes, window = runner_config(config, preset, device), engine_window(config, preset)
     check_device(config, preset, sizes)
-    torch.set_num_threads(config.threads or max(1, num_cores() - DECODER_THREADS))
-    if device.type == "cpu":
-        keep_freed_memory()
-    elif device.index is not None:
-        torch.cuda.set_device(device)  # of this thread, which is the passes'
+    _set_up(config, device)
     report("weights", 0.0)
     model = build(preset, dummy=config.load_format == "dummy", options=options)
     reference = None if config.sample_quality is None else reference_model(model)
@@ -191,6 +187,15 @@ def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> N
         require_memory(parts, facts.cards[device.index or 0])
     elif config.device == "auto" and (why := idle_card(facts)):
         logger.warning("running on the CPU: %s", why)
+
+
+def _set_up(config: EngineConfig, device: torch.device) -> None:
+    """Give the process the threads that passes need, and its memory's manner."""
+    torch.set_num_threads(config.threads or max(1, num_cores() - DECODER_THREADS))
+    if device.type == "cpu":
+        keep_freed_memory()
+    elif device.index is not None:
+        torch.cuda.set_device(device)  # of this thread, which is the passes'
 
 
 def runner_config(
