@@ -54,7 +54,8 @@ class FP8Linear(nn.Module):
             out = out + self.bias
         if self.approximate is not None:
             out = F.gelu(out, approximate=self.approximate)
-        return out.unflatten(0, x.shape[:-1])
+        rows: Tensor = out.unflatten(0, x.shape[:-1])
+        return rows
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -128,7 +128,7 @@ def choose(
     facts = facts or facts_of(geometry, device)
     if wanted != "auto" and wanted not in MODULES:
         raise BackendError(f"no attention backend is called {wanted!r}; there are {[*MODULES]}")
-    passed_over = []
+    passed_over: list[str] = []
     for name in MODULES if wanted == "auto" else (wanted,):
         problem = refusal(name, facts)
         if problem is None and facts.device == "cuda":
