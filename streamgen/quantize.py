@@ -54,8 +54,8 @@ class FP8Linear(nn.Module):
             out = out + self.bias
         if self.approximate is not None:
             out = F.gelu(out, approximate=self.approximate)
-        result: Tensor = out.unflatten(0, x.shape[:-1])
-        return result
+        rows: Tensor = out.unflatten(0, x.shape[:-1])
+        return rows
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:

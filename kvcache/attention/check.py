@@ -55,9 +55,9 @@ def wrong_by(
         return "it gives values that are not finite"
     if not all(torch.equal(a[0][:-1], b) for a, b in zip((pool.k, pool.v), pages, strict=True)):
         return "its K/V are not on the pages they belong to"
-    wrong = _largest_error(found, expected, plan.num_tokens)
-    if wrong > tolerance:
-        return f"it is {wrong:.2g} off the reference on random pages, {tolerance:g} allowed"
+    off = _largest_error(found, expected, plan.num_tokens)
+    if off > tolerance:
+        return f"it is {off:.2g} off the reference on random pages, {tolerance:g} allowed"
     return None
 
 
