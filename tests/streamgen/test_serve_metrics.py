@@ -14,10 +14,17 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.streamgen.server_process import PATIENCE_S, ServerProcess, serving
+from tests.transport import realtime_client
 from tests.transport.realtime_client import RealtimeClient
 from tests.transport.scraped import Scraped
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a client's messages as long as for the server: nothing here is about how fast."""
+    monkeypatch.setattr(realtime_client, "PATIENCE_S", PATIENCE_S)
 
 
 async def scrape(server: ServerProcess) -> Scraped:
