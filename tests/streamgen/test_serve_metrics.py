@@ -34,11 +34,11 @@ async def scrape(server: ServerProcess) -> Scraped:
     return Scraped(answer.text, model="pocket")
 
 
-async def settled(server: ServerProcess) -> Scraped:
+async def settled(server: ServerProcess, until: str = "") -> Scraped:
     """Return the metrics once no session runs and the engine has told what it did."""
     await asyncio.sleep(1.5)
     deadline = time.monotonic() + PATIENCE_S
-    while (scraped := await scrape(server))("sessions_running"):
+    while (scraped := await scrape(server))("sessions_running") or until not in scraped.text:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.2)
     return scraped
@@ -56,7 +56,7 @@ async def test_a_short_session_is_in_every_metric() -> None:
             await client.until("session.interaction.applied", event_id="p")
             await client.until("session.done")
             await client.until_closed()
-        done = await settled(server)
+        done = await settled(server, until="sampled_quality_psnr_db{")
         text = done.text
         server.signal(signal.SIGINT)
         await asyncio.to_thread(server.wait)
