@@ -55,11 +55,14 @@ class Meter:
 
     def __init__(self) -> None:
         self._shapes: set[tuple[int, int]] = set()
-        self._totals = Totals()  # that were told
-        self.forget()
+        self.begin(Totals())
 
-    def forget(self) -> None:
+    def begin(self, totals: Totals) -> None:
         """Begin to count: what was done until now was warm-up. Its shapes stay known."""
+        self._totals = totals  # that were told
+        self._forget()
+
+    def _forget(self) -> None:
         self._stage_s: deque[tuple[str, float]] = deque(maxlen=MOST_KEPT)
         self._batch_rows: deque[int] = deque(maxlen=MOST_KEPT)
         self._slack_s: deque[float] = deque(maxlen=MOST_KEPT)
@@ -110,5 +113,5 @@ class Meter:
             totals.prompt_hits - before.prompt_hits,
             totals.prompt_misses - before.prompt_misses,
         )
-        self.forget()
+        self._forget()
         return step

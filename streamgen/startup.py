@@ -25,6 +25,7 @@ from streamgen.faults import Faults
 from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
 from streamgen.lives import Output
 from streamgen.machine import keep_freed_memory
+from streamgen.measures import Totals
 from streamgen.memory_check import fit_memory, require_loading
 from streamgen.model_runner import ModelRunner, RunnerConfig
 from streamgen.models.presets import Preset, build, check_weights, find_preset, served
@@ -146,7 +147,7 @@ def start_engine(
         model.vae, device, dtypes[1],
         num_threads=DECODER_THREADS, state_bytes=measured.state_bytes, faults=faults,
     )  # fmt: skip
-    runner.meter.forget()
+    runner.meter.begin(Totals(runner.text.hits, runner.text.misses))
     engine = StreamEngine(
         config, preset, runner, decoder, measured, output,
         clock=clock, on_decoded=on_decoded, faults=faults,

@@ -62,11 +62,12 @@ def test_warm_up_is_not_counted_and_its_shapes_are_known() -> None:
     meter = Meter()
     meter.shape(1, 3)
     meter.stage("text", 1.0)
-    meter.forget()
+    meter.begin(Totals(prompt_hits=4, prompt_misses=1))
     for shape in ((1, 3), (2, 3), (2, 3), (2, 1)):
         meter.shape(*shape)
-    measures = meter.take(QUIET, Totals())
+    measures = meter.take(QUIET, Totals(prompt_hits=6, prompt_misses=4))
     assert (measures.num_new_shapes, measures.stage_s) == (2, ())
+    assert (measures.prompt_hits, measures.prompt_misses) == (2, 3)
 
 
 def test_what_nobody_asks_for_is_bounded() -> None:

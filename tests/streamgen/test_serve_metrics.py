@@ -13,11 +13,19 @@ import time
 import pytest
 from websockets.asyncio.client import connect
 
+from streamgen.serve_options import LOG_LEVELS
 from tests.streamgen.server_process import PATIENCE_S, ServerProcess, serving
+from tests.transport import realtime_client
 from tests.transport.realtime_client import RealtimeClient
 from tests.transport.scraped import Scraped
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a client's messages as long as for the server: nothing here is about how fast."""
+    monkeypatch.setattr(realtime_client, "PATIENCE_S", PATIENCE_S)
 
 
 async def scrape(server: ServerProcess) -> Scraped:
@@ -26,11 +34,11 @@ async def scrape(server: ServerProcess) -> Scraped:
     return Scraped(answer.text, model="pocket")
 
 
-async def settled(server: ServerProcess) -> Scraped:
+async def settled(server: ServerProcess, until: str = "") -> Scraped:
     """Return the metrics once no session runs and the engine has told what it did."""
     await asyncio.sleep(1.5)
     deadline = time.monotonic() + PATIENCE_S
-    while (scraped := await scrape(server))("sessions_running"):
+    while (scraped := await scrape(server))("sessions_running") or until not in scraped.text:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.2)
     return scraped
@@ -48,7 +56,7 @@ async def test_a_short_session_is_in_every_metric() -> None:
             await client.until("session.interaction.applied", event_id="p")
             await client.until("session.done")
             await client.until_closed()
-        done = await settled(server)
+        done = await settled(server, until="sampled_quality_psnr_db{")
         text = done.text
         server.signal(signal.SIGINT)
         await asyncio.to_thread(server.wait)
@@ -63,8 +71,9 @@ async def test_a_short_session_is_in_every_metric() -> None:
     assert done("chunk_duration_seconds_count", stage="text") == 2
     assert done("prompt_cache_misses_total") == 2
     assert done("batch_size_count") >= 2 * num_chunks
-    assert 0 < done("utilization_measured") < 1
-    assert done("deadline_slack_seconds_count") == num_chunks - 1
+    assert done("utilization_measured") <= 1
+    # The first has no deadline, nor has the second if it was there before a frame was shown.
+    assert done("deadline_slack_seconds_count") in (num_chunks - 2, num_chunks - 1)
     assert done("deadline_attainment_ratio") <= 1
     assert done("control_to_frame_seconds_count", kind="prompt") == 1
     assert done("kv_pages_unowned") == done("worker_restarts_total") == done("oom_total") == 0
@@ -80,7 +89,7 @@ def check_log(server: ServerProcess, session_id: str, num_chunks: int) -> None:
     """Require one JSON object a line, and each chunk made and shown under one trace id."""
     lines = [json.loads(line) for line in server.err]
     assert {line["process"] for line in lines} == {"server", "engine"}
-    assert all(line["time"].endswith("Z") and line["level"] == "info" for line in lines), lines
+    assert all(line["time"].endswith("Z") and line["level"] in LOG_LEVELS for line in lines)
     traces = [f"{session_id}/{index}" for index in range(num_chunks)]
     for process, figure in (("engine", "generation_ms"), ("server", "encode_ms")):
         mine = [line for line in lines if line["process"] == process and "trace_id" in line]
