@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from tests.transport.fake_host import FakeHost
 from tests.transport.realtime_client import Frame, RealtimeClient
 
 WINDOW_S = 2.0  # that the server's figure is of, as its protocol says
-WATCHED_S = 5.0
+WATCHED_S = 7.0
 Serve = Callable[..., Awaitable[RunningServer]]
 
 
@@ -23,7 +24,7 @@ Serve = Callable[..., Awaitable[RunningServer]]
 class Counted:
     """When frames came to a client, and what it was told of them."""
 
-    arrivals: list[float] = field(default_factory=list)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)  # when, which
     told: list[tuple[float, float]] = field(default_factory=list)  # when, frames a second
 
     async def watch(self, client: RealtimeClient, seconds: float) -> None:
@@ -35,29 +36,39 @@ class Counted:
                 return
             now = time.monotonic()
             if isinstance(item, Frame):
-                self.arrivals.append(now)
+                self.arrivals.append((now, item.index))
             elif item["type"] == "session.stats":
                 self.told.append((now, item["fps"]))
 
     def counted(self, at: float) -> float:
-        """Return the frames a second that came in the window before a time."""
-        seen = [t for t in self.arrivals if at - WINDOW_S < t <= at]
-        return (len(seen) - 1) / (seen[-1] - seen[0])
+        """Return the frames a second in the window before a time, skipped ones among them.
+
+        Who is too slow for some frames sees by the numbers of the others how many there were.
+        """
+        seen = [arrival for arrival in self.arrivals if at - WINDOW_S < arrival[0] <= at]
+        (first_at, first), (last_at, last) = seen[0], seen[-1]
+        return (last - first) / (last_at - first_at)
+
+    def ratio(self) -> float:
+        """Return told / counted, the median of all times: a busy machine may spoil one."""
+        full = [(at, told) for at, told in self.told if at - self.arrivals[0][0] > WINDOW_S]
+        assert len(full) >= 3, self.told
+        return statistics.median(told / self.counted(at) for at, told in full)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_sessions", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_sessions", [1, 8])
 @pytest.mark.parametrize(
-    ("chunk_s", "made"),
+    ("chunk_s", "most"),
     [
-        pytest.param(0.05, 40.0, id="faster-than-played"),
-        pytest.param(0.2, 20.0, id="slower-than-played"),
+        pytest.param(0.05, 42.0, id="faster-than-played"),
+        pytest.param(0.2, 22.0, id="slower-than-played"),
     ],
 )
 async def test_q34_the_rate_that_is_told_is_the_rate_that_is_counted(
-    chunk_s: float, made: float, num_sessions: int, serve: Serve
+    chunk_s: float, most: float, num_sessions: int, serve: Serve
 ) -> None:
-    """Forty frames a second are asked for, in chunks of four; a slow model makes twenty."""
+    """Forty frames a second are asked for, in chunks of four; a slow model makes twenty at most."""
     server = await serve(FakeHost(fps=40, chunk_frames=4, chunk_s=chunk_s, max_sessions=8))
     clients = [await server.start() for _ in range(num_sessions)]
     counts = [Counted() for _ in clients]
@@ -65,7 +76,5 @@ async def test_q34_the_rate_that_is_told_is_the_rate_that_is_counted(
         *(count.watch(client, WATCHED_S) for count, client in zip(counts, clients, strict=True))
     )
     for count in counts:
-        at, told = count.told[-1]
-        assert at - count.arrivals[0] > WINDOW_S
-        assert told == pytest.approx(count.counted(at), rel=0.05)
-        assert told < 1.1 * made  # and no number that the configuration has
+        assert count.ratio() == pytest.approx(1, rel=0.05)
+        assert statistics.median(told for _, told in count.told) < most  # no configured number
