@@ -69,7 +69,7 @@ def _latencies(axes: Axes, rows: Rows) -> None:
     for i, name in enumerate(names.values()):
         predicted = row.get(f"predicted_{name}")
         if predicted is not None:
-            label = "predicted" if name == "chunk_ms" else None
+            label = "predicted" if name == "chunk_ms" else ""
             axes.hlines(predicted, i - 0.45, i + 0.45, color=COLOURS[5], label=label)
     axes.set_xticks(range(len(names)), list(names))
     _label(axes, "", "ms")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, TYPE_CHECKING, Final
 
 from streamgen.errors import ConfigError
 
@@ -46,4 +46,5 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    FigureCanvasAgg(figure).print_png(path)
+    canvas: Any = FigureCanvasAgg(figure)  # its methods are not typed
+    canvas.print_png(path)

@@ -17,7 +17,13 @@ PROMPTS: Final = 2
 SEED: Final = 0
 # Options that trade quality for time or room, and what they are when they trade nothing; None is
 # the preset's own value.
-LOSSLESS: Final[dict[str, Any]] = {"dtype": "fp32", "steps": None, "window": None}
+LOSSLESS: Final[dict[str, Any]] = {
+    "dtype": "fp32",
+    "steps": None,
+    "window": None,
+    "quantization": "none",
+    "decoder": None,
+}
 
 
 def lossless(engine: EngineConfig) -> EngineConfig:

@@ -77,9 +77,11 @@ def checked_options(config: EngineConfig, preset: Preset) -> EngineConfig:
     OutOfMemory.
     """
     config = resolve(config, preset)
+    device = find_device(config.device)
+    if device.type == "cpu":  # a card is asked by the engine's own process
+        check_device(config, preset, runner_config(config, preset, device))
     if preset.published is None:
         return config
-    device = find_device(config.device)
     if device.type == "cpu":
         config = fit_memory(config, preset, device)
     else:  # the card is asked by the engine's own process: asking takes some of its memory
@@ -182,12 +184,9 @@ def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> N
         choose(config.attention_backend, geometry, device)
     except BackendError as error:
         raise ConfigError(str(error), param="attention_backend") from error
-    facts = DeviceFacts.here()
     if device.type == "cuda":
         parts = memory_parts(preset, sizes, config.max_sessions, dtype.itemsize)
-        require_memory(parts, facts.cards[device.index or 0])
-    elif config.device == "auto" and (why := idle_card(facts)):
-        logger.warning("running on the CPU: %s", why)
+        require_memory(parts, DeviceFacts.here().cards[device.index or 0])
 
 
 def _set_up(config: EngineConfig, device: torch.device) -> None:
@@ -195,6 +194,8 @@ def _set_up(config: EngineConfig, device: torch.device) -> None:
     torch.set_num_threads(config.threads or max(1, num_cores() - DECODER_THREADS))
     if device.type == "cpu":
         keep_freed_memory()
+        if config.device == "auto" and (why := idle_card(DeviceFacts.here())):
+            logger.warning("running on the CPU: %s", why)
     elif device.index is not None:
         torch.cuda.set_device(device)  # of this thread, which is the passes'
 

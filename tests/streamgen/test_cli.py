@@ -116,9 +116,7 @@ def test_commands_of_later_versions_do_not_exist(
 @pytest.mark.parametrize(
     "flag",
     [
-        "--api-key=k", "--quantization=fp8", "--kv-cache-dtype=fp8",
-        "--allowed-origin=a", "--no-fused-commit",
-        "--enforce-eager", "--log-format=json", "--plot=f",
+        "--api-key=k", "--allowed-origin=a", "--no-fused-commit", "--plot=f",
     ],
 )  # fmt: skip
 def test_flags_that_would_do_nothing_are_refused(
