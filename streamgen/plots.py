@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any, TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from streamgen.errors import ConfigError
 
