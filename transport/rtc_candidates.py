@@ -129,7 +129,7 @@ class Reach:
 
     async def _collect(
         self,
-        asked: dict[asyncio.Task[tuple[Candidate, StunProtocol]], StunProtocol],
+        asked: dict[asyncio.Task[tuple[Candidate, None]], StunProtocol],
         found: dict[StunProtocol, Candidate],
         until: float,
     ) -> None:

@@ -19,6 +19,9 @@ from transport.video import Codec
 MAX_OFFER_BYTES: Final = 64 * 1024
 MAX_SECTIONS: Final = 16
 MAX_CANDIDATES: Final = 32  # of one viewer; each costs the server a few datagrams
+MAX_PORT: Final = 65_535
+MAX_PRIORITY: Final = 2**31 - 1  # RFC 8445, 5.1.2.1
+UNUSED: Final = ipaddress.ip_network("240.0.0.0/4")  # and the broadcast address among it
 TRANSPORT: Final = ("ice-ufrag", "ice-pwd", "ice-options", "fingerprint", "setup", "candidate")
 _EXTENSION: Final = re.compile(r"a=extmap:[0-9]{1,3} [!-~]+")
 _MEDIA: Final = re.compile(r"m=([a-z]+) ([0-9]{1,5}) ([A-Z/]+) ([!-~]+(?: [!-~]+)*)")
@@ -27,7 +30,8 @@ _ICE_NAME: Final = re.compile(r"[A-Za-z0-9+/]{4,256}")
 _ICE_PASSWORD: Final = re.compile(r"[A-Za-z0-9+/]{22,256}")
 _FINGERPRINT: Final = re.compile(r"sha-(256|384|512) [0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){31,63}")
 _CANDIDATE: Final = re.compile(
-    r"[!-~]{1,32} 1 udp [0-9]{1,10} (\S+) [0-9]{1,5} typ (host|srflx|relay)(?: .*)?", re.IGNORECASE
+    r"([!-~]{1,32}) 1 udp ([0-9]{1,10}) ([0-9A-F.:]+) ([0-9]{1,5}) typ (host|srflx|relay)(?: .*)?",
+    re.IGNORECASE | re.ASCII,
 )
 
 
@@ -122,24 +126,30 @@ def read_fragment(text: str) -> Trickle:
             raise _wrong(f"{line[:40]!r} is no line of an SDP fragment")
         if line.startswith("a=ice-ufrag:"):
             ufrag = line[12:].strip()
-        elif line.startswith("a=candidate:") and usable(line[12:]):
-            candidates.append(line[12:].strip())
+        elif line.startswith("a=candidate:") and (candidate := read_candidate(line[12:])):
+            candidates.append(candidate)
     return Trickle(ufrag, candidates)
 
 
-def usable(candidate: str) -> bool:
-    """Return whether a candidate is an address that UDP can be sent to.
+def read_candidate(text: str) -> str | None:
+    """Return what is needed of a candidate; None if it is no address that UDP can be sent to.
 
-    Names are not resolved: `.local` ones are a browser's own, and cost a second each.
+    Names are not resolved: `.local` ones are a browser's own, and cost a second each. What follows
+    the type, such as the related address, is left out: nothing is sent there.
     """
-    match = _CANDIDATE.fullmatch(candidate.strip())
+    match = _CANDIDATE.fullmatch(text.strip())
     if match is None:
-        return False
+        return None
+    foundation, priority, host, port, kind = match.groups()
     try:
-        address = ipaddress.ip_address(match[1])
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return not (address.is_multicast or address.is_unspecified)
+        return None
+    if address.is_multicast or address.is_unspecified or address in UNUSED:
+        return None
+    if not (1 <= int(port) <= MAX_PORT and 1 <= int(priority) <= MAX_PRIORITY):
+        return None
+    return f"{foundation} 1 udp {int(priority)} {address} {int(port)} typ {kind.lower()}"
 
 
 def _split(text: str) -> tuple[list[str], list[Section]]:
@@ -197,7 +207,8 @@ def _transport(session: list[str], carrier: Section) -> list[str]:
     setup = next(iter(both.attributes("setup")), "actpass")
     if setup not in ("actpass", "active", "passive"):
         raise _wrong(f"setup is {setup[:20]!r}: it must be actpass, active or passive")
-    candidates = list(filter(usable, carrier.attributes("candidate")))[:MAX_CANDIDATES]
+    read = map(read_candidate, carrier.attributes("candidate"))
+    candidates = [one for one in read if one is not None][:MAX_CANDIDATES]
     # Without the end of candidates, so that a viewer whose own cannot be used may still be heard.
     return [
         f"a=ice-ufrag:{ufrag}",

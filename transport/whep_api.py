@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -20,6 +18,7 @@ from transport.problems import problem
 from transport.rtc_peers import Peers
 from transport.sdp_rules import MAX_OFFER_BYTES, read_fragment
 from transport.sessions import PATH, Sessions
+from transport.shared_route import SharedRoute
 from transport.stream import StreamError
 from transport.webrtc import Peer
 
@@ -27,10 +26,6 @@ SDP: Final = "application/sdp"
 FRAGMENT: Final = "application/trickle-ice-sdpfrag"
 MAX_FRAGMENT_BYTES: Final = 16 * 1024
 MAX_JSON_BYTES: Final = 2 * MAX_OFFER_BYTES  # its line ends are escaped
-CORS: Final = {
-    "Access-Control-Allow-Origin": "*",  # tokens are sent on purpose, never by the browser itself
-    "Access-Control-Expose-Headers": "Location, ETag, Link, Retry-After, Accept-Post",
-}
 PREFLIGHT: Final = {
     "Access-Control-Allow-Methods": "OPTIONS, GET, POST, PATCH, DELETE",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, If-Match",
@@ -45,26 +40,6 @@ OFFER: Final = {
     "required": ["sdp", "type"],
     "additionalProperties": False,
 }
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-
-class SharedRoute(APIRoute):
-    """A route that pages of other origins may use, and whose errors they may read."""
-
-    def get_route_handler(self) -> Handler:
-        """Return the handler, which adds the headers to whatever is answered."""
-        handler = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                response = await handler(request)
-            except (StreamError, ProtocolError, HTTPException) as error:
-                tell: Any = request.app.exception_handlers[type(error)]
-                response = await tell(request, error)
-            response.headers.update(CORS)
-            return response
-
-        return answer
 
 
 def whep_router(sessions: Sessions, peers: Peers) -> APIRouter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from aiortc.sdp import SessionDescription
+from aiortc.sdp import SessionDescription, candidate_from_sdp
 
 from tests.transport.offers import (
     TRANSPORT,
@@ -19,7 +19,13 @@ from tests.transport.offers import (
     sections_of,
     video,
 )
-from transport.sdp_rules import MAX_CANDIDATES, complete_answer, read_fragment, read_offer, usable
+from transport.sdp_rules import (
+    MAX_CANDIDATES,
+    complete_answer,
+    read_candidate,
+    read_fragment,
+    read_offer,
+)
 from transport.stream import StreamError
 from transport.video import CODECS
 
@@ -162,17 +168,48 @@ def test_q05_candidates() -> None:
     assert read.num_candidates == MAX_CANDIDATES
     for absent in (".local", "tcptype", "end-of-candidates"):
         assert absent not in read.sdp
-    assert usable(CANDIDATE)
-    for wrong in (
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
         "",
         "x",
         CANDIDATE.replace("1 1 udp", "1 2 udp"),
         CANDIDATE.replace("192.0.2.7", "example.org"),
         CANDIDATE.replace("192.0.2.7", "0.0.0.0"),
         CANDIDATE.replace("192.0.2.7", "224.0.0.1"),
+        CANDIDATE.replace("192.0.2.7", "255.255.255.255"),
+        CANDIDATE.replace("192.0.2.7", "fe80::1%eth0"),
         CANDIDATE.replace("host", "prflx"),
-    ):
-        assert not usable(wrong)
+        CANDIDATE.replace("host", "ho\u017ft"),
+        CANDIDATE.replace(" 50000 ", " 0 "),
+        CANDIDATE.replace(" 50000 ", " 65536 "),
+        CANDIDATE.replace(" 50000 ", " 70000 "),
+        CANDIDATE.replace(" 50000 ", " \u0665000 "),
+        "1 1 udp 9999999999 192.0.2.7 5000 typ host",
+        "1 1 udp 0 192.0.2.7 5000 typ host",
+    ],
+)
+def test_candidates_that_cannot_be_used(wrong: str) -> None:
+    """They are left out, of offers and of fragments."""
+    assert read_candidate(wrong) is None
+    assert read_fragment(f"a=candidate:{wrong}\r\n").candidates == []
+    read = read_offer(offer(video("96 97", VP8, more=f"a=candidate:{wrong}\n")), CODECS)
+    assert read.num_candidates == 0
+
+
+@pytest.mark.parametrize(
+    "tail",
+    ["", " raddr 0.0.0.0 rport 9", " raddr x rport y", " rport \u00b2", " rport", " generation 0"],
+)
+def test_what_follows_a_candidate_is_left_out(tail: str) -> None:
+    """Whatever it is, aiortc can read what is left."""
+    text = "1 1 UDP 9999 192.0.2.7 05000 TYP srflx" + tail
+    read = read_candidate(text)
+    assert read == "1 1 udp 9999 192.0.2.7 5000 typ srflx"
+    candidate = candidate_from_sdp(read)
+    assert (candidate.ip, candidate.port, candidate.relatedPort) == ("192.0.2.7", 5000, None)
 
 
 def test_the_first_section_of_a_bundle_says_how_to_connect() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -123,6 +124,24 @@ async def test_pages_of_other_origins(serve: Serve) -> None:
         assert lost.headers["access-control-allow-origin"] == "*"
 
 
+async def test_other_origins_may_read_of_a_failure(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A browser would else report a network error, and nobody looks at the server."""
+    server = await serve()
+    _, url = await session(server)
+
+    def fail(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("transport.whep_api.read_fragment", fail)
+    place = location_of(await post(server, url, GOOD))
+    async with server.http() as http:
+        answer = await http.patch(place, content="", headers={**FRAGMENT, "if-match": "*"})
+        check_error(answer, 500, "internal")
+        assert answer.headers["access-control-allow-origin"] == "*"
+
+
 async def test_types_that_are_not_taken(serve: Serve) -> None:
     """415 for another body, 406 for who wants another answer, 400 for what is no text."""
     server = await serve()
@@ -165,6 +184,9 @@ async def test_trickle(serve: Serve, peers: list[Peers]) -> None:
         check_error(await patch(CANDIDATE, {**ours, **SDP}), 415, "invalid_request")
         check_error(await patch("[]", ours), 400, "invalid_request")
         check_error(await patch("a=x\r\n" * 9000, ours), 413, "invalid_request")
+        for port, odd in (("49998", " raddr x rport y"), ("49999", " rport \u00b2")):
+            odd_one = CANDIDATE.replace("50000 typ host", f"{port} typ srflx{odd}")
+            assert (await patch(odd_one, ours)).status_code == 204
         many = "".join(CANDIDATE.replace("50000", str(50_001 + i)) for i in range(200))
         assert (await patch(many, ours)).status_code == 204
     (peer,) = peers[0]
