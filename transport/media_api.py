@@ -36,7 +36,7 @@ def media_router(
 def _add_streams(router: APIRouter, sessions: Sessions, options: TransportOptions) -> None:
     def with_room(session_id: str, token: str | None, request: Request) -> Broadcast:
         broadcast = sessions.find_watchable(session_id, given_token(request, token))
-        sessions.check_room()
+        sessions.places.check()
         return broadcast
 
     async def stream_mjpeg(

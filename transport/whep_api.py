@@ -68,8 +68,8 @@ def whep_router(sessions: Sessions, peers: Peers) -> APIRouter:
 def _add_offers(router: APIRouter, sessions: Sessions, peers: Peers) -> None:
     def let_in(session_id: str, request: Request) -> Broadcast:
         broadcast = _watchable(sessions, session_id, request)
-        sessions.check_room()
-        peers.check_room()
+        sessions.places.check()
+        peers.check_room(broadcast)
         return broadcast
 
     def created(peer: Peer, response: Response, request: Request) -> Response:
@@ -88,7 +88,6 @@ def _add_offers(router: APIRouter, sessions: Sessions, peers: Peers) -> None:
         broadcast = let_in(session_id, request)
         _check_accepts(request, SDP)
         sdp = _text(await read_body(request, SDP, MAX_OFFER_BYTES))
-        sessions.check_room()  # others came meanwhile
         peer, answer = await peers.answer(broadcast, sdp)
         return created(peer, Response(answer, 201, media_type=SDP), request)
 
@@ -97,7 +96,6 @@ def _add_offers(router: APIRouter, sessions: Sessions, peers: Peers) -> None:
         """Watch over WebRTC: offer and answer as JSON, for scripts."""
         broadcast = let_in(session_id, request)
         sdp = _offer_of(await read_body(request, JSON, MAX_JSON_BYTES))
-        sessions.check_room()
         peer, answer = await peers.answer(broadcast, sdp)
         return created(peer, JSONResponse({"sdp": answer, "type": "answer"}, 201), request)
 
