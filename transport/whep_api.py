@@ -18,7 +18,7 @@ from transport.problems import problem
 from transport.rtc_peers import Peers
 from transport.sdp_rules import MAX_OFFER_BYTES, read_fragment
 from transport.sessions import PATH, Sessions
-from transport.shared_route import SharedRoute
+from transport.shared_route import SharedRoute, add_preflight
 from transport.stream import StreamError
 from transport.webrtc import Peer
 
@@ -26,14 +26,6 @@ SDP: Final = "application/sdp"
 FRAGMENT: Final = "application/trickle-ice-sdpfrag"
 MAX_FRAGMENT_BYTES: Final = 16 * 1024
 MAX_JSON_BYTES: Final = 2 * MAX_OFFER_BYTES  # its line ends are escaped
-PREFLIGHT: Final = {
-    "Access-Control-Allow-Methods": "OPTIONS, GET, POST, PATCH, DELETE",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, If-Match",
-    "Access-Control-Max-Age": "600",
-    "Accept-Post": SDP,
-    "Accept-Patch": FRAGMENT,
-    "Allow": "OPTIONS, GET, POST, PATCH, DELETE",
-}
 OFFER: Final = {
     "type": "object",
     "properties": {"sdp": {"type": "string"}, "type": {"const": "offer"}},
@@ -48,20 +40,17 @@ def whep_router(sessions: Sessions, peers: Peers) -> APIRouter:
     _add_offers(router, sessions, peers)
     _add_viewers(router, sessions, peers)
 
-    @router.get("/whep", status_code=204)
-    @router.get("/whep/{peer_id}", status_code=204)
     async def nothing(session_id: str, request: Request) -> Response:
         """Answer that there is nothing to read."""
         _watchable(sessions, session_id, request)
         return Response(status_code=204)
 
-    @router.options("/whep", status_code=204)
-    @router.options("/whep/{peer_id}", status_code=204)
-    @router.options("/webrtc", status_code=204)
-    async def preflight(session_id: str) -> Response:
-        """Tell pages of other origins what they may send."""
-        return Response(status_code=204, headers=PREFLIGHT)
-
+    for path in ("/whep", "/whep/{peer_id}"):
+        router.add_api_route(path, nothing, status_code=204)
+        router.add_api_route(path, nothing, methods=["HEAD"], include_in_schema=False)
+    add_preflight(router, "/whep", {"Accept-Post": SDP})
+    add_preflight(router, "/whep/{peer_id}", {"Accept-Patch": FRAGMENT})
+    add_preflight(router, "/webrtc", {"Accept-Post": JSON})
     return router
 
 

@@ -114,14 +114,70 @@ async def test_pages_of_other_origins(serve: Serve) -> None:
         for path in (url.partition("?")[0], "/v1/realtime/sessions/s1/whep/x"):
             answer = await http.options(path)
             assert answer.status_code == 204
-            assert answer.headers["accept-post"] == "application/sdp"
+            kind = "accept-patch" if path.endswith("/x") else "accept-post"
+            assert answer.headers[kind].startswith("application/")
             assert "If-Match" in answer.headers["access-control-allow-headers"]
-            assert "PATCH" in answer.headers["access-control-allow-methods"]
+            assert answer.headers["access-control-allow-methods"] == answer.headers["allow"]
         refused = await http.post(url, content="x", headers=SDP)
         assert check_error(refused, 400, "invalid_request")["param"] == "sdp"
         assert refused.headers["access-control-allow-origin"] == "*"
         lost = await http.delete("/v1/realtime/sessions/none/whep/x")
         assert lost.headers["access-control-allow-origin"] == "*"
+
+
+SESSION = "/v1/realtime/sessions/s1"
+
+
+@pytest.mark.parametrize(
+    ("path", "allow"),
+    [
+        ("/whep", "GET, HEAD, POST, OPTIONS"),
+        ("/whep/x", "GET, HEAD, PATCH, DELETE, OPTIONS"),
+        ("/webrtc", "POST, OPTIONS"),
+        ("/stream.mjpeg", "GET, HEAD, OPTIONS"),
+        ("/stream.mp4", "GET, HEAD, OPTIONS"),
+        ("/frame.jpg", "GET, HEAD, OPTIONS"),
+        ("/recording.mp4", "GET, HEAD, OPTIONS"),
+    ],
+)
+async def test_other_methods(serve: Serve, path: str, allow: str) -> None:
+    """405 says which there are, in a header and in words, and so does the preflight."""
+    server = await serve(root_path="/prefix")
+    await session(server)
+    async with server.http() as http:
+        for prefix in ("", "/prefix"):
+            answer = await http.put(f"{prefix}{SESSION}{path}")
+            error = check_error(answer, 405, "invalid_request")
+            assert error["message"] == f"PUT is not allowed here, only {allow}"
+            asked = await http.options(f"{prefix}{SESSION}{path}")
+            for one in (answer, asked):
+                assert one.headers["allow"] == allow
+                assert one.headers["access-control-allow-origin"] == "*"
+            assert asked.headers["access-control-allow-methods"] == allow
+
+
+async def test_methods_of_other_routes(serve: Serve) -> None:
+    """Also where no other origin is let in."""
+    server = await serve()
+    await session(server)
+    async with server.http() as http:
+        answer = await http.put(SESSION)
+        assert "only GET, DELETE" in check_error(answer, 405, "invalid_request")["message"]
+        assert answer.headers["allow"] == "GET, DELETE"
+        assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_head_is_get_without_a_body(serve: Serve, peers: list[Peers]) -> None:
+    """The same status, tokens asked for, and nothing else."""
+    server = await serve()
+    _, url = await session(server)
+    place = location_of(await post(server, url, GOOD))
+    async with server.http() as http:
+        for path in (url, place):
+            for answer in (await http.get(path), await http.head(path)):
+                assert (answer.status_code, answer.content) == (204, b"")
+                assert answer.headers["access-control-allow-origin"] == "*"
+            assert (await http.head(path.partition("?")[0])).status_code == 401
 
 
 async def test_other_origins_may_read_of_a_failure(
