@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Final
 from urllib.parse import urlencode
 
@@ -12,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from transport.bodies import JSON, read_body, schema_of_body
 from transport.broadcast import Broadcast
+from transport.entity_tags import names_strongly
 from transport.fields import ProtocolError
 from transport.media_api import given_token
 from transport.problems import problem
@@ -26,6 +28,7 @@ SDP: Final = "application/sdp"
 FRAGMENT: Final = "application/trickle-ice-sdpfrag"
 MAX_FRAGMENT_BYTES: Final = 16 * 1024
 MAX_JSON_BYTES: Final = 2 * MAX_OFFER_BYTES  # its line ends are escaped
+QUALITY: Final = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
 OFFER: Final = {
     "type": "object",
     "properties": {"sdp": {"type": "string"}, "type": {"const": "offer"}},
@@ -95,10 +98,10 @@ def _add_viewers(router: APIRouter, sessions: Sessions, peers: Peers) -> None:
         """Tell candidates that were found after the offer."""
         _watchable(sessions, session_id, request)
         peer = peers.find(session_id, peer_id)
-        given = request.headers.get("if-match")
-        if given is None:
+        given = request.headers.getlist("if-match")
+        if not given:
             return problem(428, "invalid_request", "If-Match must hold the viewer's ETag")
-        if given not in (peer.etag, "*"):
+        if not names_strongly(", ".join(given), peer.etag):
             return problem(412, "invalid_request", "If-Match is not the viewer's ETag: it is stale")
         body = await read_body(request, FRAGMENT, MAX_FRAGMENT_BYTES)
         fragment = read_fragment(_text(body))
@@ -128,10 +131,24 @@ def _text(body: bytes) -> str:
 
 
 def _check_accepts(request: Request, media_type: str) -> None:
-    accepted = request.headers.get("accept", "*/*").lower()
-    kinds = {part.partition(";")[0].strip() for part in accepted.split(",")}
-    if not kinds & {media_type, "application/*", "*/*", ""}:
+    """Answer 406 when `Accept` leaves a type out; the range that names it best says how welcome."""
+    accepted = ",".join(request.headers.getlist("accept")).lower()
+    qualities: dict[str, float] = {}
+    for part in filter(str.strip, accepted.split(",")):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        qualities[name] = _quality(parameters)
+    names = (media_type, f"{media_type.partition('/')[0]}/*", "*/*")
+    quality = next((qualities[name] for name in names if name in qualities), 0.0)
+    if qualities and not quality:
         raise HTTPException(406, f"the answer is {media_type}, which Accept leaves out")
+
+
+def _quality(parameters: list[str]) -> float:
+    """Return how welcome something is, 0 to 1; 1 if that is not said, or not as a number."""
+    for parameter in parameters:
+        if match := QUALITY.fullmatch(parameter):
+            return float(match[1])
+    return 1.0
 
 
 def _offer_of(body: bytes) -> str:

@@ -112,6 +112,22 @@ def test_q01_a_section_that_cannot_receive(way: str) -> None:
         (offer(PLAIN).replace("a=fingerprint:sha-256 AB", "a=fingerprint:sha-1 AB"), "fingerprint"),
         (offer(PLAIN).replace("a=setup:actpass", "a=setup:holdconn"), "setup"),
         (offer(*[audio(str(i)) for i in range(17)]), "at most 16"),
+        (offer(PLAIN).replace("v=0", "v=00"), "v=0"),
+        (offer(PLAIN).replace("v=0", "v=1"), "v=0"),
+        (offer(PLAIN).replace("\r\n", "\r"), "v=0"),
+        (offer(PLAIN).replace("s=-", "s=\0"), "holds a character"),
+        (offer(PLAIN).replace("a=mid:0", "a=mid:0\0"), "holds a character"),
+        (offer(PLAIN).replace("s=-", "s=a\rb"), "holds a character"),
+        (offer(PLAIN, PLAIN), "two media sections have the mid '0'"),
+        (offer(audio("0"), PLAIN), "two media sections have the mid '0'"),
+        (offer(PLAIN).replace("m=video 9 ", "m=video 0 "), "port 0, which disables it"),
+        (offer(PLAIN).replace("m=video 9 ", "m=video 65536 "), "port above 65535"),
+        (offer(PLAIN).replace("UDP/TLS/RTP/SAVPF", "UDP/TLS/RTP/XVPF"), "UDP/TLS/RTP/XVPF: it"),
+        (offer(PLAIN).replace("UDP/TLS/RTP/SAVPF", "RTP/AVPX"), "RTP/AVPX: it must be UDP"),
+        (offer(PLAIN).replace(":AB:AB\r", ":AB\r"), "sha-256 must have 32 bytes"),
+        (offer(PLAIN).replace(":AB:AB\r", ":AB:AB:AB\r"), "sha-256 must have 32 bytes"),
+        (offer(PLAIN).replace("sha-256", "sha-512"), "sha-512 must have 64 bytes"),
+        (offer(PLAIN).replace(":AB:AB\r", ":AB:XY\r"), "sha-256 must have 32 bytes"),
     ],
 )
 def test_malformed_offers(text: str, reason: str) -> None:
@@ -119,6 +135,38 @@ def test_malformed_offers(text: str, reason: str) -> None:
     with pytest.raises(StreamError, match=reason) as raised:
         read_offer(text, CODECS)
     assert raised.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\v", "\f", "\x1c", "\x85"])
+def test_lines_end_where_sdp_says(end: str) -> None:
+    """What else Python takes for the end of a line is part of it."""
+    text = offer(PLAIN).replace("s=-", f"s=a{end}m=video x")
+    assert read_offer(text, CODECS).codec == "vp8"
+    assert read_offer(text.replace("\r\n", "\n"), CODECS).codec == "vp8"
+    assert read_fragment(f"a=x:{end}a=candidate:{CANDIDATE}").candidates == []
+
+
+@pytest.mark.parametrize("profile", ["UDP/TLS/RTP/SAVPF", "RTP/SAVPF", "RTP/AVP"])
+def test_the_profile_is_answered_as_it_was_offered(profile: str) -> None:
+    """RFC 9429 asks for that: some clients say `RTP/AVP` and mean what browsers mean."""
+    text = offer(PLAIN).replace("UDP/TLS/RTP/SAVPF", profile)
+    read = read_offer(text, CODECS)
+    assert "m=video 9 UDP/TLS/RTP/SAVPF 96 97\r\n" in read.sdp
+    assert f"m=video 4000 {profile} 96\r\n" in complete_answer(read, ANSWER)
+
+
+def test_sections_that_are_disabled() -> None:
+    """Port 0 says so, but not of one that has its port from the bundle."""
+    off = video("96 97", VP8, mid="3").replace("m=video 9", "m=video 0")
+    quiet = audio().replace("m=audio 9", "m=audio 0")
+    answer = complete_answer(read_offer(offer(off, quiet, PLAIN), CODECS), ANSWER)
+    told = [(one.mid, one.port, one.direction) for one in sections_of(answer)]
+    assert told == [("3", 0, "inactive"), ("1", 0, "inactive"), ("0", 4000, "sendonly")]
+    assert bundle_of(answer) == ["0"]
+    follows = off.replace("a=mid:3", "a=bundle-only\na=mid:3")
+    assert read_offer(offer(audio(), follows), CODECS).video.mid == "3"
+    with pytest.raises(StreamError, match="port 0"):
+        read_offer(offer(audio(), follows, bundle="1"), CODECS)
 
 
 def test_damaged_offers_never_raise_anything_else() -> None:

@@ -208,8 +208,11 @@ async def test_types_that_are_not_taken(serve: Serve) -> None:
             check_error(answer, 415, "invalid_request")
     check_error(await post(server, url, GOOD, accept="text/html"), 406, "invalid_request")
     check_error(await post(server, url, b"v=0\xff\xfe"), 400, "invalid_request")
-    for fine in ("application/sdp", "*/*", "text/html, application/*;q=0.5"):
-        location_of(await post(server, url, GOOD, accept=fine))
+    for refused in ("application/sdp;q=0", "*/*, application/sdp; Q=0.000", "*/*;q=0, text/html"):
+        check_error(await post(server, url, GOOD, accept=refused), 406, "invalid_request")
+    fine = ("application/sdp", "*/*", "text/html, application/*;q=0.5", "*/*;q=0, APPLICATION/sdp")
+    for accept in (*fine, "", "application/sdp;q=0.001;x=y", "application/sdp;level=1"):
+        location_of(await post(server, url, GOOD, accept=accept))
 
 
 async def test_trickle(serve: Serve, peers: list[Peers]) -> None:
@@ -235,6 +238,12 @@ async def test_trickle(serve: Serve, peers: list[Peers]) -> None:
         check_error(await patch(CANDIDATE, FRAGMENT), 428, "invalid_request")
         stale = {**FRAGMENT, "if-match": '"other"'}
         check_error(await patch(CANDIDATE, stale), 412, "invalid_request")
+        for tags in (f"W/{etag}", f'{etag} "b"', etag.strip('"'), "", f'"a{etag[1:]}'):
+            answer = await patch(CANDIDATE, {**FRAGMENT, "if-match": tags})
+            check_error(answer, 412, "invalid_request")
+        for tags in ("*", f'"a", {etag}', f'W/"a,b" ,{etag} , "c"'):
+            answer = await patch(CANDIDATE, {**FRAGMENT, "if-match": tags})
+            assert answer.status_code == 204
         restart = await patch("a=ice-ufrag:efgh\r\na=ice-pwd:0123456789012345678901\r\n", ours)
         check_error(restart, 422, "unsupported")
         check_error(await patch(CANDIDATE, {**ours, **SDP}), 415, "invalid_request")
@@ -247,7 +256,7 @@ async def test_trickle(serve: Serve, peers: list[Peers]) -> None:
         assert (await patch(many, ours)).status_code == 204
     (peer,) = peers[0]
     transport = peer._transceiver.sender.transport.transport
-    assert len(transport.getRemoteCandidates()) == webrtc.MAX_CANDIDATES
+    assert len(transport.getRemoteCandidates()) == webrtc.MAX_CANDIDATES - 3  # told twice
 
 
 async def test_a_session_that_waits(serve: Serve) -> None:
