@@ -15,7 +15,7 @@ from transport.packets import RING_S, PacketQueue
 from transport.replies import CloseCode, ServerMessage
 
 BOUNDARY: Final = "frame"
-CLOSING: Final = f"--{BOUNDARY}--\r\n".encode()
+CLOSING: Final = f"--{BOUNDARY}--".encode()  # ffmpeg takes a line after it for a broken part
 REPEAT_S: Final = 0.5  # browsers show a part when the next one begins
 SIGN_OF_LIFE_S: Final = 10.0  # proxies cut what is silent for a minute
 # Chromium's <video> reads in blocks of so many bytes: with less every half second it would wait.
