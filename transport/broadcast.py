@@ -16,6 +16,7 @@ from transport.encoder import Encoder, Frame, Picture
 from transport.fanout import Spectator, Viewer
 from transport.herald import Herald
 from transport.options import TransportOptions
+from transport.places import Places
 from transport.projector import Projector
 from transport.recordings import Recordings
 from transport.replies import CloseCode, close_code
@@ -62,6 +63,7 @@ class Broadcast:
         manner: Manner,
         timeline: Timeline,
         meter: SessionMeter,
+        places: Places,
     ) -> None:
         self.stream = stream
         self.manner = manner
@@ -79,6 +81,7 @@ class Broadcast:
             self._settle_clock, self.projector.bitrate, meter,
         )  # fmt: skip
         self._options = options
+        self._places = places
         self._attendance = Attendance(stream, options, self._spawn, needed=not manner.run_unwatched)
         self._tasks: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -125,7 +128,8 @@ class Broadcast:
     async def attach(self, viewer: Spectator, *, owner: bool = False) -> None:
         """Let a viewer watch; wake the stream if it is suspended.
 
-        Raises StreamError when the session has ended or there is no room to go on.
+        Raises StreamError when the session has ended, and when all places are taken or there is no
+        room to go on.
         """
 
         def enter() -> None:
@@ -142,7 +146,8 @@ class Broadcast:
             if not self.viewers and not self.ended:  # refused, or the viewer left while it waited
                 self._attendance.begin_absence()
 
-        await self._attendance.wake(enter, leave)
+        with self._places.hold(viewer):
+            await self._attendance.wake(enter, leave)
 
     def detach(self, viewer: Spectator) -> None:
         """Let a viewer go. After the last one the stream is suspended."""

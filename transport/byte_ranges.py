@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from transport.entity_tags import names_weakly
 from transport.parts_response import PartsResponse
 from transport.stream import StreamError
 
@@ -63,17 +64,23 @@ class FileResponse(Response):
         except FileNotFoundError as error:
             raise StreamError("not_found", "the recording was removed") from error
         with file:
-            await self._part_of(file)(scope, receive, send)
+            await self._answer(file, scope["method"])(scope, receive, send)
 
-    def _part_of(self, file: BinaryIO) -> PartsResponse:
-        status = os.fstat(file.fileno())
-        # What is there stays as it is, so a download that was cut may go on with a longer file.
-        etag = f'"{status.st_dev:x}-{status.st_ino:x}"'
-        wanted = byte_range(self._request_headers.get("range"), status.st_size)
-        if self._request_headers.get("if-range", etag) != etag:
-            wanted = None
-        begin, end = wanted or (0, status.st_size)
+    def _answer(self, file: BinaryIO, method: str) -> Response:
+        """Return what is to be sent, by the preconditions in the order of RFC 9110, 13.2.2."""
+        status, asked = os.fstat(file.fileno()), self._request_headers
+        # The file only grows: of one size it is always the same.
+        etag = f'"{status.st_dev:x}-{status.st_ino:x}-{status.st_size:x}"'
         headers = {**self.headers, "accept-ranges": "bytes", "etag": etag}
+        if names_weakly(asked.get("if-none-match", ""), etag):
+            about_body = ("content-type", "content-length")
+            kept = {name: value for name, value in headers.items() if name not in about_body}
+            return Response(None, 304, kept)
+        wanted = None
+        # A tag of when the file was shorter is an old one, and a date is none.
+        if method == "GET" and asked.get("if-range", etag).strip() == etag:
+            wanted = byte_range(asked.get("range"), status.st_size)
+        begin, end = wanted or (0, status.st_size)
         headers["content-length"] = str(end - begin)
         if wanted:
             headers["content-range"] = f"bytes {begin}-{end - 1}/{status.st_size}"

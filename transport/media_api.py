@@ -16,6 +16,7 @@ from transport.options import TransportOptions
 from transport.parts_response import ViewerResponse
 from transport.recordings import Recordings
 from transport.sessions import PATH, Sessions
+from transport.shared_route import SharedRoute, add_preflight
 from transport.stream import StreamError
 
 # Live pictures are for one viewer and one moment; nginx would hold them back.
@@ -27,7 +28,7 @@ def media_router(
     sessions: Sessions, options: TransportOptions, recordings: Recordings | None = None
 ) -> APIRouter:
     """Return the routes that show a session; each wants its viewer token."""
-    router = APIRouter(prefix=PATH, tags=["media"])
+    router = APIRouter(prefix=PATH, tags=["media"], route_class=SharedRoute)
     _add_streams(router, sessions, options)
     _add_files(router, sessions, options, recordings)
     return router
@@ -36,7 +37,7 @@ def media_router(
 def _add_streams(router: APIRouter, sessions: Sessions, options: TransportOptions) -> None:
     def with_room(session_id: str, token: str | None, request: Request) -> Broadcast:
         broadcast = sessions.find_watchable(session_id, given_token(request, token))
-        sessions.check_room()
+        sessions.places.check()
         return broadcast
 
     async def stream_mjpeg(
@@ -105,6 +106,7 @@ def _add(router: APIRouter, name: str, answer: Callable[..., Any], kind: str) ->
     responses: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {}}}}
     router.add_api_route(path, answer, response_class=Response, responses=responses)
     router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
+    add_preflight(router, path)
 
 
 def given_token(request: Request, token: str | None) -> str | None:

@@ -15,6 +15,7 @@ from transport.packets import RING_S, PacketQueue
 from transport.replies import CloseCode, ServerMessage
 
 BOUNDARY: Final = "frame"
+CLOSING: Final = f"--{BOUNDARY}--".encode()  # ffmpeg takes a line after it for a broken part
 REPEAT_S: Final = 0.5  # browsers show a part when the next one begins
 SIGN_OF_LIFE_S: Final = 10.0  # proxies cut what is silent for a minute
 # Chromium's <video> reads in blocks of so many bytes: with less every half second it would wait.
@@ -73,6 +74,7 @@ class PictureViewer(MediaViewer):
         self._last: bytes | None = None  # the part that was sent last
         self._repeated = False
         self._began = False
+        self._closed = False  # the last boundary was sent
 
     def offer(self, frame: Frame, due_s: float) -> None:
         """Take a picture in place of one that still waits."""
@@ -94,7 +96,10 @@ class PictureViewer(MediaViewer):
             await self._taken.wait()
 
     async def next_part(self) -> bytes | None:
-        """Wait for the next picture; when none comes the last one is sent again."""
+        """Wait for the next picture; when none comes the last one is sent again.
+
+        The closing boundary comes before the end.
+        """
         await self._begin()
         while True:
             if self._slot is not None:
@@ -104,7 +109,8 @@ class PictureViewer(MediaViewer):
                 self._last, self._repeated = _part(frame.payloads["jpeg"][HEADER.size :]), False
                 return self._last
             if self._finished:
-                return None
+                end, self._closed = None if self._closed else CLOSING, True
+                return end
             await self._silence(SIGN_OF_LIFE_S if self._repeated else REPEAT_S)
             if self._slot is None and not self._finished and self._last is not None:
                 self._repeated = True

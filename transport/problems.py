@@ -9,6 +9,7 @@ from typing import Final
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.routing import Match
 
 from transport.fields import ProtocolError
 from transport.stream import StreamError
@@ -26,6 +27,7 @@ STATUS: Final = {
     "out_of_memory": 503,
     "worker_restarted": 503,
 }
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 CODES: Final = {401: "unauthorized", 403: "unauthorized", 404: "not_found", 422: "unsupported"}
 
 
@@ -42,6 +44,19 @@ def problem(
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
     return JSONResponse(body, status, headers)
+
+
+def allowed_methods(request: Request) -> str:
+    """Return the methods that the application has for the path of a request, as `Allow` has them.
+
+    The methods of a path are spread over routes, of which each knows its own only.
+    """
+    allowed = []
+    for method in METHODS:
+        scope = {**request.scope, "method": method}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            allowed.append(method)
+    return ", ".join(allowed)
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -64,8 +79,13 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         code = CODES.get(error.status_code, "invalid_request")
-        response = problem(error.status_code, code, error.detail)
-        response.headers.update(error.headers or {})
+        headers = {**(error.headers or {})}
+        message = error.detail
+        if error.status_code == 405:
+            headers["Allow"] = allowed_methods(request)
+            message = f"{request.method} is not allowed here, only {headers['Allow']}"
+        response = problem(error.status_code, code, message)
+        response.headers.update(headers)
         return response
 
     @app.exception_handler(Exception)

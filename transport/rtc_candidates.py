@@ -114,26 +114,36 @@ class Reach:
             if ipaddress.ip_address(protocol.local_candidate.host).version == 4
         }
         found: dict[StunProtocol, Candidate] = {}
-        waiting = set(asked)
-        while waiting and len(found) < len(set(asked.values())):
-            left_s = now + STUN_TIMEOUT_S - time.monotonic()
-            done, waiting = await asyncio.wait(
-                waiting, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                break
-            for task in done:
-                if task.exception() is None:
-                    found.setdefault(asked[task], task.result()[0])
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        try:
+            await self._collect(asked, found, now + STUN_TIMEOUT_S)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
         if asked and not found:
             logger.warning(
                 "no STUN server answers: viewers are not told of its address for a while"
             )
             self._ask_again_at = now + ASK_AGAIN_S
         return list(found.values())
+
+    async def _collect(
+        self,
+        asked: dict[asyncio.Task[tuple[Candidate, None]], StunProtocol],
+        found: dict[StunProtocol, Candidate],
+        until: float,
+    ) -> None:
+        waiting = set(asked)
+        while waiting and len(found) < len(set(asked.values())):
+            left_s = until - time.monotonic()
+            done, waiting = await asyncio.wait(
+                waiting, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                return
+            for task in done:
+                if task.exception() is None:
+                    found.setdefault(asked[task], task.result()[0])
 
 
 class _Heard(StunProtocol):

@@ -17,6 +17,7 @@ from aiortc import (
     RTCDtlsTransport,
     RTCIceGatherer,
     RTCIceTransport,
+    RTCPeerConnection,
     RTCRtpSender,
     RTCRtpTransceiver,
 )
@@ -47,6 +48,7 @@ NAMES: Final[tuple[tuple[type, str], ...]] = (
     (RTCRtpSender, "_send_keyframe"),
     (RTCCertificate, "_create_ssl_context"),
     (Connection, "get_component_candidates"),
+    (RTCPeerConnection, "_RTCPeerConnection__connect"),
 )
 FIELDS: Final[tuple[tuple[type, str], ...]] = (  # what these have once they are made
     (RTCRtpSender, "_ssrc"),
@@ -67,6 +69,7 @@ FIELDS: Final[tuple[tuple[type, str], ...]] = (  # what these have once they are
 )
 MID: Final = "urn:ietf:params:rtp-hdrext:sdes:mid"
 SEND_TIME: Final = "http://www.webrtc.org/experiments/rtp-hdrext/abs-send-time"
+CANCEL_AGAIN_S: Final = 0.1
 Gather = Callable[..., Awaitable[list[Any]]]
 
 
@@ -207,6 +210,33 @@ def send_with(transceiver: RTCRtpTransceiver, run: Callable[[Line, int], Awaitab
             exited.set()  # whoever closes the connection waits for it
 
     sender._run_rtp = run_rtp
+
+
+class Connecting:
+    """The tasks in which a connection connects, which aiortc starts and forgets.
+
+    They go on when it is closed, and would then ask for consent, or send, for ever.
+    """
+
+    def __init__(self, connection: RTCPeerConnection) -> None:
+        original = _own(connection, "_RTCPeerConnection__connect")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+        def connect() -> asyncio.Task[None]:
+            task = asyncio.get_running_loop().create_task(original())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return task
+
+        connection._RTCPeerConnection__connect = connect
+
+    async def stop(self) -> None:
+        """Cancel them and wait until they are over; the connection can be closed then."""
+        while waiting := {task for task in self._tasks if not task.done()}:
+            for task in waiting:
+                task.cancel()
+            # aiortc uses `wait_for`, which before Python 3.12 can lose a cancellation.
+            await asyncio.wait(waiting, timeout=CANCEL_AGAIN_S)
 
 
 def widen_ciphers() -> None:

@@ -21,7 +21,8 @@ from transport.webrtc import Peer
 logger = logging.getLogger(__name__)
 
 MAX_PEERS: Final = 64
-MAX_CONNECTING: Final = 16  # offers that were answered and not followed by a connection
+MAX_CONNECTING: Final = 48  # offers that were answered and not followed by a connection
+MAX_CONNECTING_TO_ONE: Final = 12  # of one session, so that its viewers leave room for others'
 
 
 class Peers:
@@ -44,7 +45,7 @@ class Peers:
         self._failures = metrics.viewers.webrtc_ice_failures_total
         self._peers: dict[str, Peer] = {}
         self._runs: dict[str, asyncio.Task[None]] = {}
-        self._num_answering = 0
+        self._answering: list[Broadcast] = []
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -56,23 +57,16 @@ class Peers:
         """Return what a viewer is told of ICE servers, with credentials of its own."""
         return link_headers(self._servers, self._secret)
 
-    def check_room(self) -> None:
+    def check_room(self, broadcast: Broadcast) -> None:
         """Raise StreamError when there are as many viewers, or answers without one, as may be."""
-        if len(self._peers) + self._num_answering >= MAX_PEERS:
-            raise StreamError(
-                "capacity",
-                f"all {MAX_PEERS} places for WebRTC viewers are taken",
-                retryable=True,
-                retry_after_s=10,
-            )
-        num_connecting = sum(not peer.connected for peer in self) + self._num_answering
-        if num_connecting >= MAX_CONNECTING:
-            raise StreamError(
-                "capacity",
-                f"{num_connecting} viewers are connecting already",
-                retryable=True,
-                retry_after_s=2,
-            )
+        if len(self._peers) + len(self._answering) >= MAX_PEERS:
+            raise _full(f"all {MAX_PEERS} places for WebRTC viewers are taken", retry_after_s=10)
+        connecting = [peer.broadcast for peer in self if not peer.connected] + self._answering
+        to_this = connecting.count(broadcast)
+        if to_this >= MAX_CONNECTING_TO_ONE:
+            raise _full(f"{to_this} viewers are connecting to the session already", retry_after_s=2)
+        if len(connecting) >= MAX_CONNECTING:
+            raise _full(f"{len(connecting)} viewers are connecting already", retry_after_s=2)
 
     async def answer(self, broadcast: Broadcast, sdp: str) -> tuple[Peer, str]:
         """Let a viewer watch; return it and the answer to its offer.
@@ -80,7 +74,7 @@ class Peers:
         Raises StreamError for an offer that cannot be answered and when there is no room.
         """
         offer = read_offer(sdp, self._codecs)
-        self.check_room()
+        self.check_room(broadcast)
         if broadcast.stream.state == "queued":
             raise StreamError(
                 "conflict",
@@ -89,7 +83,7 @@ class Peers:
                 retry_after_s=2,
             )
         peer = Peer(broadcast, offer, self._reach)
-        self._num_answering += 1
+        self._answering.append(broadcast)
         try:
             await broadcast.attach(peer)
             answer = await peer.answer()
@@ -97,7 +91,7 @@ class Peers:
             await peer.close()
             raise
         finally:
-            self._num_answering -= 1
+            self._answering.remove(broadcast)
         self._peers[peer.id] = peer
         self._runs[peer.id] = asyncio.get_running_loop().create_task(self._run(peer))
         return peer, answer
@@ -134,3 +128,7 @@ class Peers:
             finally:
                 del self._runs[peer.id]
                 logger.info("peer %s left", peer.id)
+
+
+def _full(message: str, *, retry_after_s: float) -> StreamError:
+    return StreamError("capacity", message, retryable=True, retry_after_s=retry_after_s)

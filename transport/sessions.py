@@ -15,6 +15,7 @@ from transport.encoder import Encoder
 from transport.fanout import Viewer
 from transport.metrics import Metrics
 from transport.options import TransportOptions
+from transport.places import Places
 from transport.recordings import Recordings
 from transport.replies import CloseCode
 from transport.session_meter import Pace, SessionMeter
@@ -52,19 +53,13 @@ class Sessions:
             jpeg_quality=options.jpeg_quality, kind=options.encoder, bitrate=options.bitrate
         )
         self._broadcasts: dict[str, Broadcast] = {}
+        self.places = Places(
+            options.max_viewers, lambda: (viewer for one in self for viewer in one.viewers)
+        )
         self._runs: dict[str, asyncio.Task[None]] = {}
 
     def __iter__(self) -> Iterator[Broadcast]:
         return iter(tuple(self._broadcasts.values()))
-
-    @property
-    def num_viewers(self) -> int:
-        """Viewers of all sessions; sockets for messages alone stand beside one with pictures."""
-        return sum(
-            not (isinstance(viewer, Viewer) and viewer.format == "none")
-            for broadcast in self
-            for viewer in broadcast.viewers
-        )
 
     async def open(self, start: SessionStart) -> Broadcast:
         """Create a session; raise StreamError when the host refuses it."""
@@ -163,18 +158,6 @@ class Sessions:
             )
         return broadcast
 
-    def check_room(self) -> None:
-        """Raise StreamError when the server has as many viewers as it takes.
-
-        Connections without pictures are bounded too: there may be one beside each with pictures.
-        """
-        most = self._options.max_viewers
-        if self.num_viewers >= most or sum(len(one.viewers) for one in self) >= 2 * most:
-            raise StreamError(
-                "capacity", f"all {most} places for viewers are taken", retryable=True,
-                retry_after_s=10,
-            )  # fmt: skip
-
     async def wait_ended(self, session_id: str) -> None:
         """Wait until a session that was concluded is closed."""
         if run := self._runs.get(session_id):
@@ -199,7 +182,9 @@ class Sessions:
         self, stream: Stream, manner: Manner, timeline: Timeline, asked_at: float
     ) -> Broadcast:
         meter = SessionMeter(self._metrics, self._pace, stream.id, asked_at)
-        broadcast = Broadcast(stream, self._encoder, self._options, manner, timeline, meter)
+        broadcast = Broadcast(
+            stream, self._encoder, self._options, manner, timeline, meter, self.places
+        )
         if self._recordings is not None:
             broadcast.record(self._recordings)
         self._broadcasts[broadcast.id] = broadcast

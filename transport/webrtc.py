@@ -18,6 +18,7 @@ from aiortc import (
     RTCPeerConnection,
     RTCSessionDescription,
 )
+from aiortc.mediastreams import MediaStreamError
 from aiortc.sdp import candidate_from_sdp
 
 from transport.broadcast import Broadcast
@@ -26,7 +27,7 @@ from transport.packets import PacketQueue
 from transport.projector import BITRATE_INTERVAL_S
 from transport.replies import CloseCode, ServerMessage
 from transport.rtc_candidates import Reach
-from transport.rtc_patches import gather_with
+from transport.rtc_patches import Connecting, gather_with
 from transport.rtc_rate import START_BPS
 from transport.rtc_uplink import PACE, Uplink
 from transport.sdp_rules import MAX_CANDIDATES, Offer, Trickle, complete_answer
@@ -73,11 +74,16 @@ class PacketTrack(MediaStreamTrack):  # type: ignore[misc]  # aiortc is not type
         return self.queue.encoding
 
     async def recv(self) -> tuple[Packet, int]:
-        """Return the next packet and its time on the media clock, in 1/90000 s from the first."""
-        while (taken := self.queue.take()) is None:
+        """Return the next packet and its time on the media clock, in 1/90000 s from the first.
+
+        Raises MediaStreamError once the track was stopped.
+        """
+        while (taken := self.queue.take()) is None and self.readyState == "live":
             self._empty.set()
             self._wake.clear()
             await self._wake.wait()
+        if taken is None or self.readyState != "live":
+            raise MediaStreamError
         self.num_sent += 1
         frame, due_s = taken
         if self._began_s is None:
@@ -87,6 +93,12 @@ class PacketTrack(MediaStreamTrack):  # type: ignore[misc]  # aiortc is not type
         if encoded.is_key:
             self.key_taken_at = time.monotonic()
         return encoded, self._pts
+
+    def stop(self) -> None:
+        """End the track, and whoever waits for a packet."""
+        super().stop()
+        self._empty.set()
+        self._wake.set()
 
     async def drained(self) -> None:
         """Wait until nothing waits to be sent."""
@@ -115,6 +127,7 @@ class Peer:
         self._track = PacketTrack(offer.codec, self.need_key)
         self._track.on("ended", self.leave)  # nothing can be sent any more
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self._connecting = Connecting(self._connection)
         self._transceiver = self._connection.addTransceiver(self._track, "sendonly")
         # Who joins others must not pull down what all of them see before anything is known.
         start_bps = max(START_BPS, broadcast.viewers.least_bps() or 0.0)
@@ -228,6 +241,7 @@ class Peer:
         self._over.set()
         self.broadcast.detach(self)
         self._track.stop()
+        await self._connecting.stop()
         try:
             await asyncio.wait_for(self._connection.close(), CLOSE_TIMEOUT_S)
         except asyncio.TimeoutError:

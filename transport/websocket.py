@@ -192,7 +192,8 @@ class RealtimeSocket:
         self._viewer.finish(CloseCode.NOT_ALLOWED, "no session was started in time")
 
     async def _begin(self, message: ClientMessage) -> None:
-        self._sessions.check_room()
+        if isinstance(message, SessionStart):  # else its session would be made to be refused
+            self._sessions.places.check(shows=message.format != "none")
         broadcast = await self._session_of(message)
         assert isinstance(message, (SessionStart, SessionView, SessionResume))
         owner = not isinstance(message, SessionView)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+import re
+from typing import Final
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from transport.bodies import JSON, read_body, schema_of_body
 from transport.broadcast import Broadcast
+from transport.entity_tags import names_strongly
 from transport.fields import ProtocolError
 from transport.media_api import given_token
 from transport.problems import problem
 from transport.rtc_peers import Peers
 from transport.sdp_rules import MAX_OFFER_BYTES, read_fragment
 from transport.sessions import PATH, Sessions
+from transport.shared_route import SharedRoute, add_preflight
 from transport.stream import StreamError
 from transport.webrtc import Peer
 
@@ -27,44 +28,13 @@ SDP: Final = "application/sdp"
 FRAGMENT: Final = "application/trickle-ice-sdpfrag"
 MAX_FRAGMENT_BYTES: Final = 16 * 1024
 MAX_JSON_BYTES: Final = 2 * MAX_OFFER_BYTES  # its line ends are escaped
-CORS: Final = {
-    "Access-Control-Allow-Origin": "*",  # tokens are sent on purpose, never by the browser itself
-    "Access-Control-Expose-Headers": "Location, ETag, Link, Retry-After, Accept-Post",
-}
-PREFLIGHT: Final = {
-    "Access-Control-Allow-Methods": "OPTIONS, GET, POST, PATCH, DELETE",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, If-Match",
-    "Access-Control-Max-Age": "600",
-    "Accept-Post": SDP,
-    "Accept-Patch": FRAGMENT,
-    "Allow": "OPTIONS, GET, POST, PATCH, DELETE",
-}
+QUALITY: Final = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
 OFFER: Final = {
     "type": "object",
     "properties": {"sdp": {"type": "string"}, "type": {"const": "offer"}},
     "required": ["sdp", "type"],
     "additionalProperties": False,
 }
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-
-class SharedRoute(APIRoute):
-    """A route that pages of other origins may use, and whose errors they may read."""
-
-    def get_route_handler(self) -> Handler:
-        """Return the handler, which adds the headers to whatever is answered."""
-        handler = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                response = await handler(request)
-            except (StreamError, ProtocolError, HTTPException) as error:
-                tell: Any = request.app.exception_handlers[type(error)]
-                response = await tell(request, error)
-            response.headers.update(CORS)
-            return response
-
-        return answer
 
 
 def whep_router(sessions: Sessions, peers: Peers) -> APIRouter:
@@ -73,28 +43,25 @@ def whep_router(sessions: Sessions, peers: Peers) -> APIRouter:
     _add_offers(router, sessions, peers)
     _add_viewers(router, sessions, peers)
 
-    @router.get("/whep", status_code=204)
-    @router.get("/whep/{peer_id}", status_code=204)
     async def nothing(session_id: str, request: Request) -> Response:
         """Answer that there is nothing to read."""
         _watchable(sessions, session_id, request)
         return Response(status_code=204)
 
-    @router.options("/whep", status_code=204)
-    @router.options("/whep/{peer_id}", status_code=204)
-    @router.options("/webrtc", status_code=204)
-    async def preflight(session_id: str) -> Response:
-        """Tell pages of other origins what they may send."""
-        return Response(status_code=204, headers=PREFLIGHT)
-
+    for path in ("/whep", "/whep/{peer_id}"):
+        router.add_api_route(path, nothing, status_code=204)
+        router.add_api_route(path, nothing, methods=["HEAD"], include_in_schema=False)
+    add_preflight(router, "/whep", {"Accept-Post": SDP})
+    add_preflight(router, "/whep/{peer_id}", {"Accept-Patch": FRAGMENT})
+    add_preflight(router, "/webrtc", {"Accept-Post": JSON})
     return router
 
 
 def _add_offers(router: APIRouter, sessions: Sessions, peers: Peers) -> None:
     def let_in(session_id: str, request: Request) -> Broadcast:
         broadcast = _watchable(sessions, session_id, request)
-        sessions.check_room()
-        peers.check_room()
+        sessions.places.check()
+        peers.check_room(broadcast)
         return broadcast
 
     def created(peer: Peer, response: Response, request: Request) -> Response:
@@ -113,7 +80,6 @@ def _add_offers(router: APIRouter, sessions: Sessions, peers: Peers) -> None:
         broadcast = let_in(session_id, request)
         _check_accepts(request, SDP)
         sdp = _text(await read_body(request, SDP, MAX_OFFER_BYTES))
-        sessions.check_room()  # others came meanwhile
         peer, answer = await peers.answer(broadcast, sdp)
         return created(peer, Response(answer, 201, media_type=SDP), request)
 
@@ -122,7 +88,6 @@ def _add_offers(router: APIRouter, sessions: Sessions, peers: Peers) -> None:
         """Watch over WebRTC: offer and answer as JSON, for scripts."""
         broadcast = let_in(session_id, request)
         sdp = _offer_of(await read_body(request, JSON, MAX_JSON_BYTES))
-        sessions.check_room()
         peer, answer = await peers.answer(broadcast, sdp)
         return created(peer, JSONResponse({"sdp": answer, "type": "answer"}, 201), request)
 
@@ -133,10 +98,10 @@ def _add_viewers(router: APIRouter, sessions: Sessions, peers: Peers) -> None:
         """Tell candidates that were found after the offer."""
         _watchable(sessions, session_id, request)
         peer = peers.find(session_id, peer_id)
-        given = request.headers.get("if-match")
-        if given is None:
+        given = request.headers.getlist("if-match")
+        if not given:
             return problem(428, "invalid_request", "If-Match must hold the viewer's ETag")
-        if given not in (peer.etag, "*"):
+        if not names_strongly(", ".join(given), peer.etag):
             return problem(412, "invalid_request", "If-Match is not the viewer's ETag: it is stale")
         body = await read_body(request, FRAGMENT, MAX_FRAGMENT_BYTES)
         fragment = read_fragment(_text(body))
@@ -166,10 +131,24 @@ def _text(body: bytes) -> str:
 
 
 def _check_accepts(request: Request, media_type: str) -> None:
-    accepted = request.headers.get("accept", "*/*").lower()
-    kinds = {part.partition(";")[0].strip() for part in accepted.split(",")}
-    if not kinds & {media_type, "application/*", "*/*", ""}:
+    """Answer 406 when `Accept` leaves a type out; the range that names it best says how welcome."""
+    accepted = ",".join(request.headers.getlist("accept")).lower()
+    qualities: dict[str, float] = {}
+    for part in filter(str.strip, accepted.split(",")):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        qualities[name] = _quality(parameters)
+    names = (media_type, f"{media_type.partition('/')[0]}/*", "*/*")
+    quality = next((qualities[name] for name in names if name in qualities), 0.0)
+    if qualities and not quality:
         raise HTTPException(406, f"the answer is {media_type}, which Accept leaves out")
+
+
+def _quality(parameters: list[str]) -> float:
+    """Return how welcome something is, 0 to 1; 1 if that is not said, or not as a number."""
+    for parameter in parameters:
+        if match := QUALITY.fullmatch(parameter):
+            return float(match[1])
+    return 1.0
 
 
 def _offer_of(body: bytes) -> str:

@@ -202,7 +202,7 @@ async def test_a_paused_session_can_be_joined(serve: Serve, name: str) -> None:
 async def test_ffmpeg_plays_it(serve: Serve, name: str) -> None:
     """From the address alone."""
     server = await serve(bar_host())
-    session = await make_session(server, num_frames=60)
+    session = await make_session(server, num_frames=60, run_unwatched=False)
     url = f"http://127.0.0.1:{server.port}{media_path(session, name)}"
     command = ("-v", "error", "-i", url, "-f", "null", "-")
     process = await asyncio.create_subprocess_exec(

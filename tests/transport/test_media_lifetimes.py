@@ -73,6 +73,7 @@ async def test_a_stream_ends_with_its_session(serve: Serve, name: str) -> None:
     if name == "stream.mp4":
         assert bars.numbers_of(bars.decode_mp4(data)[0])[-1] == 19
     else:
+        assert data.endswith(b"\xff\xd9\r\n--frame--")
         jpeg = data[data.rindex(b"\xff\xd8") :]
         assert bars.read_number(bars.decode_jpeg(jpeg)) == 19
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import httpx
 import pytest
 from starlette.exceptions import HTTPException
 
@@ -70,7 +71,7 @@ async def test_the_recording_so_far(serve: Serve, tmp_path: Path) -> None:
         first = await http.get(path, headers={"Range": f"bytes=0-{cut - 1}"})
         assert first.status_code == 206
         assert first.headers["content-range"].startswith(f"bytes 0-{cut - 1}/")
-        going_on = {"Range": f"bytes={cut}-", "If-Range": first.headers["etag"]}
+        going_on = {"Range": f"bytes={cut}-"}
         second = await http.get(path, headers=going_on)
         assert second.status_code == 206
         assert (first.content + second.content).startswith(answer.content)
@@ -84,6 +85,44 @@ async def test_the_recording_so_far(serve: Serve, tmp_path: Path) -> None:
         assert (head.content, head.headers["accept-ranges"]) == (b"", "bytes")
         assert int(head.headers["content-length"]) >= sizes[-1]
         assert "attachment" in head.headers["content-disposition"]
+
+
+async def test_conditions_on_a_recording(serve: Serve, tmp_path: Path) -> None:
+    """Its tag is another one whenever it has grown: a part is of the file that the tag names."""
+    server = await serve(bar_host(), record_dir=tmp_path / "kept")
+    session = await make_session(server, num_frames=60)
+    path = media_path(session, "recording.mp4")
+    async with server.http() as http:
+
+        async def get(**headers: str) -> httpx.Response:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return await http.get(path, headers=named)
+
+        while (early := await get()).status_code == 404:
+            await asyncio.sleep(0.1)
+        old = early.headers["etag"]
+        while server.host.streams:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
+        whole = await get()
+        tag, size = whole.headers["etag"], len(whole.content)
+        assert len(early.content) < size
+        assert old != tag
+        assert (await get(if_none_match=old)).status_code == 200
+        for names in (tag, f"W/{tag}", f'"a", {tag}', "*"):
+            same = await get(if_none_match=names)
+            assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", tag)
+            assert "content-length" not in same.headers
+            assert "content-type" not in same.headers
+        assert (await http.head(path, headers={"If-None-Match": tag})).status_code == 304
+        part = await get(range="bytes=10-19", if_range=tag)
+        assert (part.status_code, part.content) == (206, whole.content[10:20])
+        for other in (old, f"W/{tag}", '"x"', "Sat, 29 Oct 1994 19:43:31 GMT"):
+            assert (await get(range="bytes=10-19", if_range=other)).content == whole.content
+            assert (await get(range=f"bytes={size}-", if_range=other)).status_code == 200
+        assert (await get(range=f"bytes={size}-", if_range=tag)).status_code == 416
+        head = await http.head(path, headers={"Range": "bytes=10-19"})
+        assert (head.status_code, head.headers["content-length"]) == (200, str(size))
 
 
 async def test_a_recording_outlives_its_session(serve: Serve, tmp_path: Path) -> None:

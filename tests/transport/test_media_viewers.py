@@ -100,6 +100,7 @@ async def test_a_picture_without_its_chunk_is_withdrawn() -> None:
     viewer.withdraw(lambda chunk: chunk == 0)
     await asyncio.wait_for(draining, 1)
     viewer.finish(CloseCode.DONE)
+    assert await next_part(viewer) == b"--frame--"
     assert await next_part(viewer) is None
 
 
@@ -108,6 +109,7 @@ async def test_frames_without_a_jpeg_pass() -> None:
     viewer = watch(PictureViewer, QuietBroadcast())
     viewer.offer(replace(frames_of(1)[0], payloads={}), 0.0)
     viewer.finish(CloseCode.DONE)
+    assert await next_part(viewer) == b"--frame--"
     assert await next_part(viewer) is None
 
 

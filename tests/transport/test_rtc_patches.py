@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
@@ -28,6 +30,7 @@ from transport import rtc_patches
 from transport.rtc_patches import FIELDS, NAMES, check_names
 
 SSRC = 0x01020304
+CONNECT = "_RTCPeerConnection__connect"
 STARTED = "_RTCRtpSender__rtp_started"
 
 
@@ -71,6 +74,7 @@ def a_sender(**changes: Any) -> Any:
         "_handle_rtcp_packet": nothing,
         "_retransmit": nothing,
         "_send_keyframe": ignore,
+        CONNECT: nothing,
     }
     return SimpleNamespace(**{**parts, **changes})
 
@@ -86,6 +90,7 @@ def a_sender(**changes: Any) -> Any:
         ("_ssrc", lambda s: rtc_patches.Line(SimpleNamespace(sender=s))),
         ("_protocols", lambda s: rtc_patches.keep_protocol(s, s)),
         ("_connection", lambda s: rtc_patches.gather_with(s, nothing)),
+        (CONNECT, rtc_patches.Connecting),
     ],
 )
 def test_each_patch_checks_its_name(name: str, patch: Callable[[Any], None]) -> None:
@@ -223,3 +228,25 @@ def test_rsa_ciphers(monkeypatch: pytest.MonkeyPatch) -> None:
     shake_hands()
     rtc_patches.widen_ciphers()
     assert RTCCertificate._create_ssl_context is patched
+
+
+async def test_tasks_that_connect_are_stopped() -> None:
+    """One that has not begun does not begin; one that loses a cancellation gets another."""
+    began: list[int] = []
+
+    async def connect() -> None:
+        began.append(1)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    connection = SimpleNamespace(**{CONNECT: connect})
+    connecting = rtc_patches.Connecting(connection)
+    await connecting.stop()
+    task = asyncio.ensure_future(getattr(connection, CONNECT)())
+    await connecting.stop()
+    assert (task.cancelled(), began) == (True, [])
+    task = asyncio.ensure_future(getattr(connection, CONNECT)())
+    await asyncio.sleep(0)
+    await connecting.stop()
+    assert (task.cancelled(), began) == (True, [1])

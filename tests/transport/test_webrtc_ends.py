@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import sys
 import time
@@ -12,11 +13,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiortc.mediastreams import MediaStreamError
 
 from tests.transport.conftest import RunningServer, Serve, eventually
 from tests.transport.fake_host import FakeHost
-from tests.transport.rtc_client import prepare, watching, whep_of
+from tests.transport.rtc_client import RtcViewer, prepare, watching, whep_of
 from transport import webrtc
+from transport.rtc_patches import Connecting
 from transport.rtc_peers import Peers
 
 ROOT = Path(__file__).parents[2]
@@ -157,3 +160,51 @@ async def test_q49_coming_and_going(serve: Serve, peers: list[Peers]) -> None:
             await viewer.until_seen(2)
             assert await viewer.leave() == 200
         assert not peers[0]
+
+
+@pytest.mark.parametrize("moments_s", [(0.0, 0.08), (0.05, 0.6)])
+async def test_who_leaves_while_connecting_leaves_nothing(
+    serve: Serve, peers: list[Peers], moments_s: tuple[float, float]
+) -> None:
+    """At whatever moment, of ICE or of DTLS: no task goes on, and no socket stays open."""
+    server = await serve()
+    whep = await whep_of(server, run_unwatched=True)
+    url, moments = f"http://127.0.0.1:{server.port}{whep}", random.Random(7)
+
+    async def come_and_go() -> None:
+        viewer = RtcViewer(url)
+        connecting = Connecting(viewer.connection)  # the client must not leave anything either
+        await viewer.connect()
+        await asyncio.sleep(moments.uniform(*moments_s))
+        assert await viewer.leave() == 200
+        await connecting.stop()
+        await viewer.close()
+
+    await come_and_go()  # what is made once and kept
+    await eventually(lambda: not peers[0])
+    await asyncio.sleep(0.5)
+    base = left_open()
+    for _ in range(4):
+        await asyncio.gather(*(come_and_go() for _ in range(6)))
+    assert not peers[0]
+    deadline = time.monotonic() + 10.0
+    while left_open() != base and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+    assert left_open() == base
+
+
+def left_open() -> tuple[list[str], int]:
+    """Return what the tasks of this process do, and how many files and sockets are open."""
+    doing = sorted(getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
+    return doing, len(os.listdir("/proc/self/fd"))
+
+
+async def test_a_track_that_was_stopped_ends_its_sender(peers: list[Peers]) -> None:
+    """Also one that nobody cancels: aiortc may begin to send after it has stopped the sender."""
+    track = webrtc.PacketTrack("vp8", lambda: None)
+    waiting = asyncio.create_task(track.recv())
+    await asyncio.sleep(0.01)
+    track.stop()
+    for reading in (waiting, asyncio.create_task(track.recv())):
+        with pytest.raises(MediaStreamError):
+            await asyncio.wait_for(reading, 1.0)

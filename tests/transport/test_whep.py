@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -113,14 +114,88 @@ async def test_pages_of_other_origins(serve: Serve) -> None:
         for path in (url.partition("?")[0], "/v1/realtime/sessions/s1/whep/x"):
             answer = await http.options(path)
             assert answer.status_code == 204
-            assert answer.headers["accept-post"] == "application/sdp"
+            kind = "accept-patch" if path.endswith("/x") else "accept-post"
+            assert answer.headers[kind].startswith("application/")
             assert "If-Match" in answer.headers["access-control-allow-headers"]
-            assert "PATCH" in answer.headers["access-control-allow-methods"]
+            assert answer.headers["access-control-allow-methods"] == answer.headers["allow"]
         refused = await http.post(url, content="x", headers=SDP)
         assert check_error(refused, 400, "invalid_request")["param"] == "sdp"
         assert refused.headers["access-control-allow-origin"] == "*"
         lost = await http.delete("/v1/realtime/sessions/none/whep/x")
         assert lost.headers["access-control-allow-origin"] == "*"
+
+
+SESSION = "/v1/realtime/sessions/s1"
+
+
+@pytest.mark.parametrize(
+    ("path", "allow"),
+    [
+        ("/whep", "GET, HEAD, POST, OPTIONS"),
+        ("/whep/x", "GET, HEAD, PATCH, DELETE, OPTIONS"),
+        ("/webrtc", "POST, OPTIONS"),
+        ("/stream.mjpeg", "GET, HEAD, OPTIONS"),
+        ("/stream.mp4", "GET, HEAD, OPTIONS"),
+        ("/frame.jpg", "GET, HEAD, OPTIONS"),
+        ("/recording.mp4", "GET, HEAD, OPTIONS"),
+    ],
+)
+async def test_other_methods(serve: Serve, path: str, allow: str) -> None:
+    """405 says which there are, in a header and in words, and so does the preflight."""
+    server = await serve(root_path="/prefix")
+    await session(server)
+    async with server.http() as http:
+        for prefix in ("", "/prefix"):
+            answer = await http.put(f"{prefix}{SESSION}{path}")
+            error = check_error(answer, 405, "invalid_request")
+            assert error["message"] == f"PUT is not allowed here, only {allow}"
+            asked = await http.options(f"{prefix}{SESSION}{path}")
+            for one in (answer, asked):
+                assert one.headers["allow"] == allow
+                assert one.headers["access-control-allow-origin"] == "*"
+            assert asked.headers["access-control-allow-methods"] == allow
+
+
+async def test_methods_of_other_routes(serve: Serve) -> None:
+    """Also where no other origin is let in."""
+    server = await serve()
+    await session(server)
+    async with server.http() as http:
+        answer = await http.put(SESSION)
+        assert "only GET, DELETE" in check_error(answer, 405, "invalid_request")["message"]
+        assert answer.headers["allow"] == "GET, DELETE"
+        assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_head_is_get_without_a_body(serve: Serve, peers: list[Peers]) -> None:
+    """The same status, tokens asked for, and nothing else."""
+    server = await serve()
+    _, url = await session(server)
+    place = location_of(await post(server, url, GOOD))
+    async with server.http() as http:
+        for path in (url, place):
+            for answer in (await http.get(path), await http.head(path)):
+                assert (answer.status_code, answer.content) == (204, b"")
+                assert answer.headers["access-control-allow-origin"] == "*"
+            assert (await http.head(path.partition("?")[0])).status_code == 401
+
+
+async def test_other_origins_may_read_of_a_failure(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A browser would else report a network error, and nobody looks at the server."""
+    server = await serve()
+    _, url = await session(server)
+
+    def fail(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("transport.whep_api.read_fragment", fail)
+    place = location_of(await post(server, url, GOOD))
+    async with server.http() as http:
+        answer = await http.patch(place, content="", headers={**FRAGMENT, "if-match": "*"})
+        check_error(answer, 500, "internal")
+        assert answer.headers["access-control-allow-origin"] == "*"
 
 
 async def test_types_that_are_not_taken(serve: Serve) -> None:
@@ -133,8 +208,11 @@ async def test_types_that_are_not_taken(serve: Serve) -> None:
             check_error(answer, 415, "invalid_request")
     check_error(await post(server, url, GOOD, accept="text/html"), 406, "invalid_request")
     check_error(await post(server, url, b"v=0\xff\xfe"), 400, "invalid_request")
-    for fine in ("application/sdp", "*/*", "text/html, application/*;q=0.5"):
-        location_of(await post(server, url, GOOD, accept=fine))
+    for refused in ("application/sdp;q=0", "*/*, application/sdp; Q=0.000", "*/*;q=0, text/html"):
+        check_error(await post(server, url, GOOD, accept=refused), 406, "invalid_request")
+    fine = ("application/sdp", "*/*", "text/html, application/*;q=0.5", "*/*;q=0, APPLICATION/sdp")
+    for accept in (*fine, "", "application/sdp;q=0.001;x=y", "application/sdp;level=1"):
+        location_of(await post(server, url, GOOD, accept=accept))
 
 
 async def test_trickle(serve: Serve, peers: list[Peers]) -> None:
@@ -160,16 +238,25 @@ async def test_trickle(serve: Serve, peers: list[Peers]) -> None:
         check_error(await patch(CANDIDATE, FRAGMENT), 428, "invalid_request")
         stale = {**FRAGMENT, "if-match": '"other"'}
         check_error(await patch(CANDIDATE, stale), 412, "invalid_request")
+        for tags in (f"W/{etag}", f'{etag} "b"', etag.strip('"'), "", f'"a{etag[1:]}'):
+            answer = await patch(CANDIDATE, {**FRAGMENT, "if-match": tags})
+            check_error(answer, 412, "invalid_request")
+        for tags in ("*", f'"a", {etag}', f'W/"a,b" ,{etag} , "c"'):
+            answer = await patch(CANDIDATE, {**FRAGMENT, "if-match": tags})
+            assert answer.status_code == 204
         restart = await patch("a=ice-ufrag:efgh\r\na=ice-pwd:0123456789012345678901\r\n", ours)
         check_error(restart, 422, "unsupported")
         check_error(await patch(CANDIDATE, {**ours, **SDP}), 415, "invalid_request")
         check_error(await patch("[]", ours), 400, "invalid_request")
         check_error(await patch("a=x\r\n" * 9000, ours), 413, "invalid_request")
+        for port, odd in (("49998", " raddr x rport y"), ("49999", " rport \u00b2")):
+            odd_one = CANDIDATE.replace("50000 typ host", f"{port} typ srflx{odd}")
+            assert (await patch(odd_one, ours)).status_code == 204
         many = "".join(CANDIDATE.replace("50000", str(50_001 + i)) for i in range(200))
         assert (await patch(many, ours)).status_code == 204
     (peer,) = peers[0]
     transport = peer._transceiver.sender.transport.transport
-    assert len(transport.getRemoteCandidates()) == webrtc.MAX_CANDIDATES
+    assert len(transport.getRemoteCandidates()) == webrtc.MAX_CANDIDATES - 3  # told twice
 
 
 async def test_a_session_that_waits(serve: Serve) -> None:

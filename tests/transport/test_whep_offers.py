@@ -129,7 +129,7 @@ async def test_q49_offers_that_are_never_followed(
             assert len(refused) >= 50  # some that were given up made room meanwhile
             check_error(refused[0], 503, "capacity")
             assert int(refused[0].headers["retry-after"]) > 0
-            assert len(peers[0]) <= rtc_peers.MAX_CONNECTING + 2
+            assert len(peers[0]) <= rtc_peers.MAX_CONNECTING_TO_ONE + 2
     num_seen = len(good.seen)
     await good.until_seen(num_seen + 20)
     await eventually(lambda: len(peers[0]) == 2, 15)
