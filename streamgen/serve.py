@@ -28,9 +28,10 @@ from streamgen.limits import UNLIMITED
 from streamgen.machine import installed_version
 from streamgen.serve_options import ServeConfig
 from transport.http import create_app
-from transport.ice import check_ice_server
+from transport.ice import check_ice_servers, check_public_ip, check_udp_ports
 from transport.metrics import Metrics
 from transport.options import TransportOptions
+from transport.recordings import check_directory
 from transport.server import check_certificate, listen, uvicorn_config
 from transport.video import has_nvenc
 
@@ -69,19 +70,23 @@ def run(engine: EngineConfig, server: ServeConfig, *, preset: Preset | None = No
 
 
 def check_options(server: ServeConfig) -> None:
-    """Raise ConfigError, before anything slow, when options cannot be met here."""
+    """Raise ConfigError, before anything slow, when options cannot be met here.
+
+    Raises OSError when nothing can be recorded to the directory that they name.
+    """
     certfile, keyfile = server.ssl_certfile, server.ssl_keyfile
     if (certfile is None) != (keyfile is None):
         missing = "ssl_keyfile" if keyfile is None else "ssl_certfile"
         raise ConfigError("--ssl-certfile and --ssl-keyfile go together", param=missing)
     if certfile is not None and keyfile is not None:
-        try:
-            check_certificate(certfile, keyfile)
-        except ValueError as error:
-            raise ConfigError(str(error), param="ssl_certfile") from error
-    relays = [url for url in server.ice_server if check_ice_server(url).relays]
-    if relays and server.turn_secret is None:
-        raise ConfigError(f"{relays[0]} needs --turn-secret", param="turn_secret")
+        _check("ssl_certfile", check_certificate, certfile, keyfile)
+    _check("turn_secret", check_ice_servers, server.ice_server, server.turn_secret)
+    if server.public_ip is not None:
+        _check("public_ip", check_public_ip, server.public_ip)
+    if server.udp_port_range is not None:
+        _check("udp_port_range", check_udp_ports, *server.udp_port_range)
+    if server.record is not None:
+        check_directory(server.record)
     if server.expand_prompt is not None and server.expand_endpoint is not None:
         raise ConfigError(
             "--expand-prompt and --expand-endpoint: give one of them", param="expand_prompt"
@@ -93,6 +98,14 @@ def check_options(server: ServeConfig) -> None:
             "encoder nvenc: there is no NVENC here (A100 and H100 have none); use auto or x264",
             param="encoder",
         )
+
+
+def _check(param: str, check: Callable[..., object], *values: object) -> None:
+    """Have transport check an option, so that it is not first refused when torch is loaded."""
+    try:
+        check(*values)
+    except ValueError as error:
+        raise ConfigError(str(error), param=param) from error
 
 
 async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig) -> None:

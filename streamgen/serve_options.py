@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import shlex
 import urllib.parse
@@ -14,7 +13,7 @@ from typing import Final
 from streamgen.command_options import length_s, path
 from streamgen.config import choice, name, option, seconds, whole
 from streamgen.logs import FORMATS
-from transport.ice import check_ice_server
+from transport.ice import check_ice_server, check_public_ip
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LEAST_BITRATE: Final = 100_000
@@ -67,11 +66,10 @@ def ice_servers(value: object) -> tuple[str, ...]:
 
 
 def ip_address(value: object) -> str:
-    """Parse an IPv4 or IPv6 address."""
-    try:
-        return str(ipaddress.ip_address(str(value)))
-    except ValueError as error:
-        raise ValueError("expected an address, as in 203.0.113.7") from error
+    """Parse an IPv4 or IPv6 address that viewers can connect to."""
+    if not isinstance(value, str):
+        raise ValueError("expected an address, as in 203.0.113.7")
+    return check_public_ip(value.strip())
 
 
 def port_range(value: object) -> tuple[int, int]:

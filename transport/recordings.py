@@ -29,6 +29,17 @@ class _Entry:
     tokens: tuple[str, ...]
 
 
+def check_directory(directory: Path) -> None:
+    """Make a directory if need be; raise OSError, saying so, when nothing can be recorded to it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        text = f"cannot record to {directory}: {error.strerror}; give --record another one"
+        raise OSError(error.errno, text) from error
+
+
 class Recordings:
     """Begins recordings and keeps them, bounded in number, size and age, after their sessions end.
 
@@ -40,13 +51,7 @@ class Recordings:
         self.max_bytes = max_bytes  # of one session
         self._directory = directory
         self._entries: dict[str, _Entry] = {}  # by session, the oldest first
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=directory):
-                pass
-        except OSError as error:
-            text = f"cannot record to {directory}: {error.strerror}; give --record another one"
-            raise OSError(error.errno, text) from error
+        check_directory(directory)
 
     def begin(
         self,

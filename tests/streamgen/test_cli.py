@@ -73,7 +73,7 @@ def serve_options(*argv: str) -> tuple[EngineConfig, ServeConfig]:
         (["serve", "--bitrate", "1k"], "bits a second from 100k to 100M, as in 4M"),
         (["serve", "--ice-server", "stun.example.org"], "stun:stun.example.org:3478"),
         (["serve", "--turn-secret", "short"], "at least 8 characters"),
-        (["serve", "--public-ip", "example.org"], "an address, as in 203.0.113.7"),
+        (["serve", "--public-ip", "example.org"], "--public-ip takes no name"),
         (["serve", "--udp-port-range", "5000-4000"], "the smaller first: 40000-40100"),
         (["serve", "--udp-port-range", "4000"], "the smaller first: 40000-40100"),
         (["serve", "--ssl-certfile", "cert.pem"], "--ssl-keyfile"),

@@ -1,0 +1,65 @@
+"""The options of `streamgen serve`: what is wrong is said at once, and secrets are never said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamgen import cli
+
+REPOSITORY = Path(__file__).parents[2]
+SECRET = "longenough1"
+TURN = ["--ice-server", "turn:turn.example.org"]
+
+WRONG = [
+    (["--turn-secret", SECRET], "--turn-secret needs an --ice-server"),
+    (["--turn-secret", SECRET, "--ice-server", "stun:a"], "--turn-secret needs an --ice-server"),
+    (TURN, "turn:turn.example.org needs --turn-secret"),
+    (["--ice-server", "http://a"], "'http://a' is no ICE server"),
+    (["--public-ip", "0.0.0.0"], "0.0.0.0 cannot be reached"),
+    (["--public-ip", "::"], ":: cannot be reached"),
+    (["--public-ip", "224.0.0.1"], "224.0.0.1 cannot be reached"),
+    (["--public-ip", "255.255.255.255"], "255.255.255.255 cannot be reached"),
+    (["--udp-port-range", "0-70000"], "two ports from 1 to 65535"),
+    (["--ssl-keyfile", "key.pem"], "--ssl-certfile and --ssl-keyfile go together"),
+    (["--ssl-certfile", "no.pem", "--ssl-keyfile", "no.pem"], "are no certificate and key"),
+    (["--expand-model", "m"], "--expand-model needs --expand-endpoint"),
+    (["--record", "/dev/null/films"], "cannot record to /dev/null/films"),
+]
+
+
+def test_every_wrong_option_is_refused_before_torch_loads_and_the_port_is_taken() -> None:
+    code = (
+        "import json, sys; from streamgen import cli, serve\n"
+        "def listen(*address): raise AssertionError('the port was taken')\n"
+        "serve.listen = listen\n"
+        "status = [cli.main(['serve', *argv]) for argv in json.loads(sys.argv[1])]\n"
+        "print(json.dumps([status, 'torch' in sys.modules]))"
+    )
+    argvs = [argv for argv, _ in WRONG]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(argvs)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    statuses, has_torch = json.loads(ended.stdout)
+    # That a directory cannot be written is the machine's fault, not the option's.
+    machine = [cli.MACHINE_CANNOT if "--record" in argv else cli.WRONG_USAGE for argv in argvs]
+    assert statuses == machine
+    assert not has_torch
+    assert len(ended.stderr.splitlines()) == len(argvs)
+
+
+@pytest.mark.parametrize(("argv", "message"), WRONG)
+def test_what_is_wrong_is_said_in_a_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", *argv, "--port", "0"]) != cli.DONE
+    said = capsys.readouterr().err
+    assert said.startswith("streamgen serve: ")
+    assert said.count("\n") == 1
+    assert message in said
