@@ -52,9 +52,10 @@ STDERR: Final = 2
 def run(engine: EngineConfig, server: ServeConfig, *, preset: Preset | None = None) -> int:
     """Serve until told to stop, and return 0.
 
-    The port is taken first, before anything slow. Ctrl-C and SIGTERM end everything in order within
-    5 seconds, a second one ends it at once. Raises OSError when the port cannot be had, and
-    StreamgenError when the engine's options are wrong or the model cannot be loaded.
+    The port is taken first, before anything slow. Ctrl-C and SIGTERM end everything in order, and
+    the process within 5 seconds whatever the caller does then; a second one ends it at once. Raises
+    OSError when the port cannot be had, and StreamgenError when the engine's options are wrong or
+    the model cannot be loaded.
     """
     logs.set_up(logs.LogSetup(server.log_level.upper(), server.log_format))
     if server.log_level != "debug":
@@ -193,12 +194,16 @@ class WebServer(uvicorn.Server):
 
 @contextmanager
 def stopping(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at the first Ctrl-C or SIGTERM; end the process at the second, or 5 s later."""
+    """Call `stop` at the first Ctrl-C or SIGTERM; end the process at the second, or 5 s later.
+
+    Once told to stop, both hold to the very end of the process: what comes after the block (threads
+    that are waited for, torch taken apart) may hang as well.
+    """
     watchdog = threading.Timer(STOP_TIMEOUT_S, cut_off, ["it did not end in time"])
     watchdog.daemon = True
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if watchdog.is_alive():
+        if watchdog.ident is not None:  # it was started
             cut_off("told twice")
         else:
             watchdog.start()
@@ -208,9 +213,9 @@ def stopping(stop: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        watchdog.cancel()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if watchdog.ident is None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def cut_off(reason: str) -> None:
