@@ -13,7 +13,7 @@ from typing import Final
 from streamgen.command_options import length_s, path
 from streamgen.config import choice, name, option, seconds, whole
 from streamgen.logs import FORMATS
-from transport.ice import check_ice_server, check_public_ip
+from transport.ice import EXAMPLES, check_ice_server, check_public_ip
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LEAST_BITRATE: Final = 100_000
@@ -61,8 +61,10 @@ def ice_servers(value: object) -> tuple[str, ...]:
     """Parse one URL of a STUN or TURN server or a list of them, as flags given several times."""
     urls = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for url in urls:
-        check_ice_server(str(url))
-    return tuple(map(str, urls))
+        if not isinstance(url, str):
+            raise ValueError(f"expected a URL such as {EXAMPLES}")
+        check_ice_server(url)
+    return urls
 
 
 def ip_address(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,8 @@ def test_help_names_every_option_of_the_command(
         main([command.name, "--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
+    # Values are shown as they would be typed, and what a parser was tried out with is not.
+    assert not re.search(r"<[a-z]|0x[0-9a-f]|\bNone\b|default [(\[]", said)
     for section in command.sections:
         for option in cli._options(section, command.without):
             assert f"--{option.name.replace('_', '-')}" in said
