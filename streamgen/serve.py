@@ -263,16 +263,19 @@ def transport_options(engine: EngineConfig, server: ServeConfig) -> TransportOpt
 
 def effective_settings(config: EngineConfig | ServeConfig) -> dict[str, Any]:
     """Return each option's value, as it would be written, and where it came from."""
-    keys = [f.name for f in dataclasses.fields(config) if f.name not in NOT_OPTIONS]
-    sources = {key: config.sources.get(key, "default") for key in keys}
     return {
-        key: {"value": _as_written(key, getattr(config, key)), "source": sources[key]}
-        for key in keys
+        option.name: {
+            "value": _as_written(option, getattr(config, option.name)),
+            "source": config.sources.get(option.name, "default"),
+        }
+        for option in dataclasses.fields(config)
+        if option.name not in NOT_OPTIONS
     }
 
 
-def _as_written(key: str, value: object) -> object:
-    if key in ("turn_secret", "expand_prompt") and value is not None:
+def _as_written(option: dataclasses.Field[Any], value: object) -> object:
+    key = option.name
+    if option.metadata["secret"] and value is not None:
         return "(kept secret)"
     if isinstance(value, tuple):
         return {"size": "x", "udp_port_range": "-"}.get(key, ", ").join(map(str, value))

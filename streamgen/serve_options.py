@@ -133,7 +133,10 @@ class ServeConfig:
         (), ice_servers, "STUN or TURN server told to WebRTC viewers, as in stun:host:3478"
     )
     turn_secret: str | None = option(
-        None, secret, "secret shared with the TURN servers; credentials are made with it"
+        None,
+        secret,
+        "secret shared with the TURN servers; credentials are made with it",
+        secret=True,
     )
     public_ip: str | None = option(
         None, ip_address, "address under which WebRTC viewers reach this machine"
@@ -151,10 +154,16 @@ class ServeConfig:
         None, path, "PEM file of the certificate's key"
     )
     expand_prompt: str | None = option(
-        None, command_line, "program that reads a prompt and writes a longer one, to be shown"
+        None,
+        command_line,
+        "program that reads a prompt and writes a longer one, to be shown",
+        secret=True,  # keys are often given to programs
     )
     expand_endpoint: str | None = option(
-        None, endpoint, "OpenAI-compatible service that does so, as in http://localhost:8080/v1"
+        None,
+        endpoint,
+        "OpenAI-compatible service that does so, as in http://localhost:8080/v1",
+        secret=True,  # with a password in it, as is refused, or a key in its query
     )
     expand_model: str | None = option(None, name, "model that expand-endpoint is asked for")
     expand_timeout: float = option(20.0, length_s, "seconds after which an expansion has failed")

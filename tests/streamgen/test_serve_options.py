@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from streamgen import cli
+from streamgen.config import EngineConfig
+from streamgen.serve import effective_settings, transport_options
+from streamgen.serve_options import ServeConfig
 
 REPOSITORY = Path(__file__).parents[2]
 SECRET = "longenough1"
@@ -63,3 +66,58 @@ def test_what_is_wrong_is_said_in_a_line(
     assert said.startswith("streamgen serve: ")
     assert said.count("\n") == 1
     assert message in said
+
+
+HIDDEN = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("turn_secret", HIDDEN),
+        ("expand_prompt", f"ask --key '{HIDDEN}"),
+        ("expand_endpoint", f"http://me:{HIDDEN}@localhost/v1"),
+    ],
+)
+def test_a_secret_is_not_in_the_error_that_refuses_it(
+    key: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(json.dumps({key: value}))
+    flag = f"--{key.replace('_', '-')}"
+    for argv in (["serve", flag, value], ["serve", "--config", str(file)]):
+        assert cli.main(argv) == cli.WRONG_USAGE
+        said = capsys.readouterr().err
+        assert key in said
+        assert "expected" in said
+        assert HIDDEN not in said
+    monkeypatch.setenv(f"STREAMGEN_{key.upper()}", value)
+    assert cli.main(["serve"]) == cli.WRONG_USAGE
+    assert HIDDEN not in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_yaml_is_not_quoted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(f'port: 1\nturn_secret: "{HIDDEN}" x\n')
+    assert cli.main(["serve", "--config", str(file)]) == cli.WRONG_USAGE
+    said = capsys.readouterr().err
+    assert "server.yaml is not YAML" in said
+    assert "in line 2" in said
+    assert HIDDEN not in said
+
+
+def test_secrets_are_in_no_description_of_the_options() -> None:
+    server = ServeConfig(
+        turn_secret=HIDDEN, expand_prompt=HIDDEN, expand_endpoint=f"http://a/?key={HIDDEN}"
+    )
+    shown = effective_settings(server)
+    for key in ("turn_secret", "expand_prompt", "expand_endpoint"):
+        assert shown[key]["value"] == "(kept secret)"
+    assert effective_settings(ServeConfig())["turn_secret"]["value"] is None
+    assert HIDDEN not in repr(server) + repr(transport_options(EngineConfig(), server)) + str(shown)
