@@ -119,7 +119,12 @@ async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig)
     app = create_app(host, transport_options(client.config, server), metrics)
     config = uvicorn_config(app, server.ssl_certfile, server.ssl_keyfile)
     line = announcement(client.preset.name, sock, server)
-    web = WebServer(config, line, app.state.sessions.goodbye)
+
+    def goodbye() -> None:
+        app.state.goodbye.say()
+        app.state.sessions.goodbye()
+
+    web = WebServer(config, line, goodbye)
     with stopping(web.stop):
         await _start_engine(client)
         watching = asyncio.create_task(_watch_engine(client, web))
@@ -177,7 +182,7 @@ class WebServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say goodbye first to those whose responses have no end of their own."""
+        """Say goodbye first to those whose requests or responses have no end of their own."""
         self._goodbye()
         await super().shutdown(sockets)
 
