@@ -31,7 +31,7 @@ from transport.http import create_app
 from transport.ice import check_ice_servers, check_public_ip, check_udp_ports
 from transport.metrics import Metrics
 from transport.options import TransportOptions
-from transport.recordings import check_directory
+from transport.recordings import check_directory, claimed
 from transport.server import check_certificate, listen, uvicorn_config
 from transport.video import has_nvenc
 
@@ -54,15 +54,15 @@ def run(engine: EngineConfig, server: ServeConfig, *, preset: Preset | None = No
 
     The port is taken first, before anything slow. Ctrl-C and SIGTERM end everything in order, and
     the process within 5 seconds whatever the caller does then; a second one ends it at once. Raises
-    OSError when the port cannot be had, and StreamgenError when the engine's options are wrong or
-    the model cannot be loaded.
+    OSError when the port cannot be had or another server records to the same directory, and
+    StreamgenError when the engine's options are wrong or the model cannot be loaded.
     """
     logs.set_up(logs.LogSetup(server.log_level.upper(), server.log_format))
     if server.log_level != "debug":
         for name in ("uvicorn", "aioice", "aiortc"):  # a line for each request and address
             logging.getLogger(name).setLevel(logging.WARNING)
     check_options(server)
-    with listen(server.host, server.port) as sock:
+    with claimed(server.record), listen(server.host, server.port) as sock:
         from streamgen.engine_client import EngineClient  # torch takes seconds to import
 
         client = EngineClient(engine, preset=preset)

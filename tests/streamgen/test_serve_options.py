@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from streamgen import cli
+from streamgen import cli, engine_client
 from streamgen.config import EngineConfig
+from streamgen.errors import ConfigError
 from streamgen.serve import effective_settings, transport_options
 from streamgen.serve_options import ServeConfig
+from transport.recordings import claimed
 
 REPOSITORY = Path(__file__).parents[2]
 SECRET = "longenough1"
@@ -66,6 +68,37 @@ def test_what_is_wrong_is_said_in_a_line(
     assert said.startswith("streamgen serve: ")
     assert said.count("\n") == 1
     assert message in said
+
+
+def test_two_servers_do_not_record_to_one_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with claimed(tmp_path):
+        assert cli.main(["serve", "--port", "0", "--record", str(tmp_path)]) == cli.MACHINE_CANNOT
+    said = capsys.readouterr().err
+    assert said == (
+        f"streamgen serve: cannot record to {tmp_path}: another server does; "
+        "give --record another one\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+    with claimed(tmp_path), claimed(None), claimed(None):  # it was let go
+        pass
+
+
+def test_a_server_holds_its_directory_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+
+    def start(*arguments: object, **options: object) -> None:
+        with pytest.raises(OSError, match="another server does") as caught, claimed(tmp_path):
+            pass
+        refused.append(str(caught.value))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(engine_client, "EngineClient", start)
+    assert cli.main(["serve", "--port", "0", "--record", str(tmp_path)]) == cli.WRONG_USAGE
+    assert len(refused) == 1
 
 
 HIDDEN = "hunter2"
