@@ -138,7 +138,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
     from streamgen.serve import run
 
-    status = run(settings.build(EngineConfig), settings.build(ServeConfig))
+    try:
+        status = run(settings.build(EngineConfig), settings.build(ServeConfig))
+    except KeyboardInterrupt:  # while torch was imported
+        print("streamgen serve: interrupted", file=sys.stderr)
+        status = INTERRUPTED
     sys.stdout.flush()
     sys.stderr.flush()
     # All is closed. Taking torch apart as well costs a busy machine seconds and gains nothing.

@@ -52,7 +52,9 @@ def add_flag(parser: argparse.ArgumentParser, option: dataclasses.Field[Any]) ->
 
 def _legal_values(option: dataclasses.Field[Any]) -> str:
     """Return what an option accepts, in the words with which it refuses anything else."""
-    default = "" if option.default in (None, (), "") else f"; default {option.default}"
+    value = option.default
+    written = ",".join(map(str, value)) if isinstance(value, tuple) else value
+    default = "" if value in (None, (), "") else f"; default {written}"
     try:
         option.metadata["parse"](object())
     except ValueError as error:

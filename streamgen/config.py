@@ -29,13 +29,17 @@ NOT_OPTIONS: Final = frozenset({"sources"})
 T = TypeVar("T")
 
 
-def option(default: object, parse: Callable[[object], object], text: str) -> Any:
+def option(
+    default: object, parse: Callable[[object], object], text: str, *, secret: bool = False
+) -> Any:
     """Declare a dataclass field as an option.
 
     `parse` maps a string (flag, environment) or a YAML value to the field's type and raises
-    ValueError with the legal values. `text` is the help line.
+    ValueError with the legal values, which may not hold the value if it is `secret`: such a one is
+    never shown. `text` is the help line.
     """
-    return field(default=default, metadata={"parse": parse, "help": text})
+    metadata = {"parse": parse, "help": text, "secret": secret}
+    return field(default=default, metadata=metadata, repr=not secret)
 
 
 def choice(*names: str) -> Callable[[object], str]:
@@ -231,6 +235,8 @@ def read_settings(
         try:
             values[key] = options[key].metadata["parse"](value)
         except ValueError as error:
+            if options[key].metadata["secret"]:  # nor may the cause be shown
+                raise ConfigError(f"{source}: {key}: {error}", param=key) from None
             raise ConfigError(f"{source}: {key} = {value!r}: {error}", param=key) from error
         sources[key] = source
     return Settings(values, sources)
@@ -267,6 +273,10 @@ def _read_yaml(file: Path) -> Mapping[object, object]:
         content = yaml.safe_load(file.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}", param="config") from error
+    except yaml.MarkedYAMLError as error:  # its own text shows the line, which may hold a secret
+        mark = error.problem_mark
+        where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(f"{file} is not YAML: {error.problem}{where}", param="config") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not YAML: {error}", param="config") from error
     if content is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Final
@@ -24,16 +25,35 @@ class LogSetup:
     process: str = "server"
 
 
+# Tokens stand in the addresses of requests, in messages and in headers, which libraries log whole.
+_TOKEN: Final = re.compile(
+    r"""(token\\*["']?\s*(?:=|:|%3[ad])\s*\\*["']?|\bbearer\s+)[^\s"'\\&;,<>\[\](){}]+""",
+    re.IGNORECASE,
+)
+
+
+def without_tokens(text: object) -> str:
+    """Return a text in which whoever reads the log finds no token to use."""
+    return _TOKEN.sub(r"\1***", str(text))
+
+
 class TextFormatter(logging.Formatter):
-    """Write a line for people."""
+    """Write a line for people, without tokens."""
 
     def __init__(self, process: str) -> None:
         who = "%(name)s" if process == "server" else process
         super().__init__(f"%(asctime)s %(levelname)s {who}: %(message)s")
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the traceback if there is one."""
+        return without_tokens(super().format(record))
+
 
 class JsonFormatter(logging.Formatter):
-    """Write a JSON object: time, level, process, logger, message, and what the line is about."""
+    """Write a JSON object: time, level, process, logger, message, and what the line is about.
+
+    Tokens are left out.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -52,7 +72,8 @@ class JsonFormatter(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in USUAL}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        safe = {k: without_tokens(v) if isinstance(v, str) else v for k, v in line.items()}
+        return json.dumps(safe, default=without_tokens)
 
 
 def set_up(setup: LogSetup) -> None:

@@ -28,9 +28,10 @@ from streamgen.limits import UNLIMITED
 from streamgen.machine import installed_version
 from streamgen.serve_options import ServeConfig
 from transport.http import create_app
-from transport.ice import check_ice_server
+from transport.ice import check_ice_servers, check_public_ip, check_udp_ports
 from transport.metrics import Metrics
 from transport.options import TransportOptions
+from transport.recordings import check_directory, claimed
 from transport.server import check_certificate, listen, uvicorn_config
 from transport.video import has_nvenc
 
@@ -51,8 +52,9 @@ STDERR: Final = 2
 def run(engine: EngineConfig, server: ServeConfig, *, preset: Preset | None = None) -> int:
     """Serve until told to stop, and return 0.
 
-    The port is taken first, before anything slow. Ctrl-C and SIGTERM end everything in order within
-    5 seconds, a second one ends it at once. Raises OSError when the port cannot be had, and
+    The port is taken first, before anything slow. Ctrl-C and SIGTERM end everything in order, and
+    the process within 5 seconds whatever the caller does then; a second one ends it at once. Raises
+    OSError when the port cannot be had or another server records to the same directory, and
     StreamgenError when the engine's options are wrong or the model cannot be loaded.
     """
     logs.set_up(logs.LogSetup(server.log_level.upper(), server.log_format))
@@ -60,7 +62,7 @@ def run(engine: EngineConfig, server: ServeConfig, *, preset: Preset | None = No
         for name in ("uvicorn", "aioice", "aiortc"):  # a line for each request and address
             logging.getLogger(name).setLevel(logging.WARNING)
     check_options(server)
-    with listen(server.host, server.port) as sock:
+    with claimed(server.record), listen(server.host, server.port) as sock:
         from streamgen.engine_client import EngineClient  # torch takes seconds to import
 
         client = EngineClient(engine, preset=preset)
@@ -69,19 +71,23 @@ def run(engine: EngineConfig, server: ServeConfig, *, preset: Preset | None = No
 
 
 def check_options(server: ServeConfig) -> None:
-    """Raise ConfigError, before anything slow, when options cannot be met here."""
+    """Raise ConfigError, before anything slow, when options cannot be met here.
+
+    Raises OSError when nothing can be recorded to the directory that they name.
+    """
     certfile, keyfile = server.ssl_certfile, server.ssl_keyfile
     if (certfile is None) != (keyfile is None):
         missing = "ssl_keyfile" if keyfile is None else "ssl_certfile"
         raise ConfigError("--ssl-certfile and --ssl-keyfile go together", param=missing)
     if certfile is not None and keyfile is not None:
-        try:
-            check_certificate(certfile, keyfile)
-        except ValueError as error:
-            raise ConfigError(str(error), param="ssl_certfile") from error
-    relays = [url for url in server.ice_server if check_ice_server(url).relays]
-    if relays and server.turn_secret is None:
-        raise ConfigError(f"{relays[0]} needs --turn-secret", param="turn_secret")
+        _check("ssl_certfile", check_certificate, certfile, keyfile)
+    _check("turn_secret", check_ice_servers, server.ice_server, server.turn_secret)
+    if server.public_ip is not None:
+        _check("public_ip", check_public_ip, server.public_ip)
+    if server.udp_port_range is not None:
+        _check("udp_port_range", check_udp_ports, *server.udp_port_range)
+    if server.record is not None:
+        check_directory(server.record)
     if server.expand_prompt is not None and server.expand_endpoint is not None:
         raise ConfigError(
             "--expand-prompt and --expand-endpoint: give one of them", param="expand_prompt"
@@ -95,6 +101,14 @@ def check_options(server: ServeConfig) -> None:
         )
 
 
+def _check(param: str, check: Callable[..., object], *values: object) -> None:
+    """Have transport check an option, so that it is not first refused when torch is loaded."""
+    try:
+        check(*values)
+    except ValueError as error:
+        raise ConfigError(str(error), param=param) from error
+
+
 async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig) -> None:
     from streamgen.expand import expander_of
     from streamgen.stream_host import EngineHost
@@ -105,7 +119,12 @@ async def _serve(client: EngineClient, sock: socket.socket, server: ServeConfig)
     app = create_app(host, transport_options(client.config, server), metrics)
     config = uvicorn_config(app, server.ssl_certfile, server.ssl_keyfile)
     line = announcement(client.preset.name, sock, server)
-    web = WebServer(config, line, app.state.sessions.goodbye)
+
+    def goodbye() -> None:
+        app.state.goodbye.say()
+        app.state.sessions.goodbye()
+
+    web = WebServer(config, line, goodbye)
     with stopping(web.stop):
         await _start_engine(client)
         watching = asyncio.create_task(_watch_engine(client, web))
@@ -163,7 +182,7 @@ class WebServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say goodbye first to those whose responses have no end of their own."""
+        """Say goodbye first to those whose requests or responses have no end of their own."""
         self._goodbye()
         await super().shutdown(sockets)
 
@@ -180,12 +199,16 @@ class WebServer(uvicorn.Server):
 
 @contextmanager
 def stopping(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at the first Ctrl-C or SIGTERM; end the process at the second, or 5 s later."""
+    """Call `stop` at the first Ctrl-C or SIGTERM; end the process at the second, or 5 s later.
+
+    Once told to stop, both hold to the very end of the process: what comes after the block (threads
+    that are waited for, torch taken apart) may hang as well.
+    """
     watchdog = threading.Timer(STOP_TIMEOUT_S, cut_off, ["it did not end in time"])
     watchdog.daemon = True
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if watchdog.is_alive():
+        if watchdog.ident is not None:  # it was started
             cut_off("told twice")
         else:
             watchdog.start()
@@ -195,9 +218,9 @@ def stopping(stop: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        watchdog.cancel()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if watchdog.ident is None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def cut_off(reason: str) -> None:
@@ -245,16 +268,19 @@ def transport_options(engine: EngineConfig, server: ServeConfig) -> TransportOpt
 
 def effective_settings(config: EngineConfig | ServeConfig) -> dict[str, Any]:
     """Return each option's value, as it would be written, and where it came from."""
-    keys = [f.name for f in dataclasses.fields(config) if f.name not in NOT_OPTIONS]
-    sources = {key: config.sources.get(key, "default") for key in keys}
     return {
-        key: {"value": _as_written(key, getattr(config, key)), "source": sources[key]}
-        for key in keys
+        option.name: {
+            "value": _as_written(option, getattr(config, option.name)),
+            "source": config.sources.get(option.name, "default"),
+        }
+        for option in dataclasses.fields(config)
+        if option.name not in NOT_OPTIONS
     }
 
 
-def _as_written(key: str, value: object) -> object:
-    if key in ("turn_secret", "expand_prompt") and value is not None:
+def _as_written(option: dataclasses.Field[Any], value: object) -> object:
+    key = option.name
+    if option.metadata["secret"] and value is not None:
         return "(kept secret)"
     if isinstance(value, tuple):
         return {"size": "x", "udp_port_range": "-"}.get(key, ", ").join(map(str, value))

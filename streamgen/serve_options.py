@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import shlex
 import urllib.parse
@@ -14,7 +13,7 @@ from typing import Final
 from streamgen.command_options import length_s, path
 from streamgen.config import choice, name, option, seconds, whole
 from streamgen.logs import FORMATS
-from transport.ice import check_ice_server
+from transport.ice import EXAMPLES, check_ice_server, check_public_ip
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LEAST_BITRATE: Final = 100_000
@@ -62,16 +61,17 @@ def ice_servers(value: object) -> tuple[str, ...]:
     """Parse one URL of a STUN or TURN server or a list of them, as flags given several times."""
     urls = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for url in urls:
-        check_ice_server(str(url))
-    return tuple(map(str, urls))
+        if not isinstance(url, str):
+            raise ValueError(f"expected a URL such as {EXAMPLES}")
+        check_ice_server(url)
+    return urls
 
 
 def ip_address(value: object) -> str:
-    """Parse an IPv4 or IPv6 address."""
-    try:
-        return str(ipaddress.ip_address(str(value)))
-    except ValueError as error:
-        raise ValueError("expected an address, as in 203.0.113.7") from error
+    """Parse an IPv4 or IPv6 address that viewers can connect to."""
+    if not isinstance(value, str):
+        raise ValueError("expected an address, as in 203.0.113.7")
+    return check_public_ip(value.strip())
 
 
 def port_range(value: object) -> tuple[int, int]:
@@ -133,7 +133,10 @@ class ServeConfig:
         (), ice_servers, "STUN or TURN server told to WebRTC viewers, as in stun:host:3478"
     )
     turn_secret: str | None = option(
-        None, secret, "secret shared with the TURN servers; credentials are made with it"
+        None,
+        secret,
+        "secret shared with the TURN servers; credentials are made with it",
+        secret=True,
     )
     public_ip: str | None = option(
         None, ip_address, "address under which WebRTC viewers reach this machine"
@@ -151,10 +154,16 @@ class ServeConfig:
         None, path, "PEM file of the certificate's key"
     )
     expand_prompt: str | None = option(
-        None, command_line, "program that reads a prompt and writes a longer one, to be shown"
+        None,
+        command_line,
+        "program that reads a prompt and writes a longer one, to be shown",
+        secret=True,  # keys are often given to programs
     )
     expand_endpoint: str | None = option(
-        None, endpoint, "OpenAI-compatible service that does so, as in http://localhost:8080/v1"
+        None,
+        endpoint,
+        "OpenAI-compatible service that does so, as in http://localhost:8080/v1",
+        secret=True,  # with a password in it, as is refused, or a key in its query
     )
     expand_model: str | None = option(None, name, "model that expand-endpoint is asked for")
     expand_timeout: float = option(20.0, length_s, "seconds after which an expansion has failed")

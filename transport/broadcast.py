@@ -109,7 +109,8 @@ class Broadcast:
         if self._options.max_session_s is not None:
             self._spawn(self._limit(self._options.max_session_s))
         try:
-            self._tell_end(await self._outcome)
+            # Shielded: the server cancels this when it stops, and the future must live to be set.
+            self._tell_end(await asyncio.shield(self._outcome))
         finally:
             self.conclude(Outcome(stopped=True))  # the server stops
             outcome = self._outcome.result()

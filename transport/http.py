@@ -14,6 +14,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from transport.goodbye import Goodbye
 from transport.loop_lag import watch_loop
 from transport.media_api import media_router
 from transport.metrics import Metrics
@@ -72,6 +73,8 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.sessions = sessions  # for whoever runs the server, to say goodbye and to measure
+    app.state.goodbye = goodbye = Goodbye()
+    app.add_middleware(goodbye.around)
     app.add_middleware(PathPrefix, root_path=options.root_path)
     add_handlers(app)
     _add_facts(app, host, options)

@@ -15,6 +15,7 @@ from typing import Final
 
 CREDENTIALS_LAST_S: Final = 24 * 3600  # a TURN server asks for them again while it is used
 DEFAULT_PORTS: Final = {"stun": 3478, "turn": 3478, "stuns": 5349, "turns": 5349}
+BROADCAST: Final = ipaddress.ip_address("255.255.255.255")
 EXAMPLES: Final = "stun:stun.example.org:3478 or turn:turn.example.org:3478?transport=udp"
 _URL: Final = re.compile(
     r"(?P<scheme>[a-z]+):(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?"
@@ -79,7 +80,7 @@ def check_public_ip(address: str) -> str:
         parsed = ipaddress.ip_address(address)
     except ValueError as error:
         raise ValueError(f"{address!r} is no IP address: --public-ip takes no name") from error
-    if parsed.is_unspecified or parsed.is_multicast:
+    if parsed.is_unspecified or parsed.is_multicast or parsed == BROADCAST:
         raise ValueError(f"{address} cannot be reached: --public-ip is what viewers connect to")
     return str(parsed)
 

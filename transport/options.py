@@ -22,7 +22,7 @@ class TransportOptions:
     )
     bitrate: int | None = None  # of video at most, in bits a second; None goes by the size
     ice_servers: Sequence[str] = ()
-    turn_secret: str | None = None
+    turn_secret: str | None = field(default=None, repr=False)
     public_ip: str | None = None  # is told to WebRTC viewers in place of the host's own
     udp_ports: tuple[int, int] | None = None
     record_dir: Path | None = None

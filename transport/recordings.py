@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hmac
 import logging
+import os
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,6 +32,47 @@ class _Entry:
     tokens: tuple[str, ...]
 
 
+def check_directory(directory: Path) -> None:
+    """Make a directory if need be; raise OSError, saying so, when nothing can be recorded to it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        text = f"cannot record to {directory}: {error.strerror}; give --record another one"
+        raise OSError(error.errno, text) from error
+
+
+@contextmanager
+def claimed(directory: Path | None) -> Iterator[None]:
+    """Keep other servers away from a directory, or none, for the length of the block.
+
+    Raises OSError when another one records to it: each would remove what the other still writes.
+    """
+    if directory is None:
+        yield
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        _lock(handle, directory)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, directory: Path) -> None:
+    """Lock the directory itself; the lock goes with the process, however that ends."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        text = f"cannot record to {directory}: another server does; give --record another one"
+        raise OSError(error.errno, text) from error
+    except OSError as error:  # some network file systems have no locks
+        logger.warning(
+            "%s cannot be locked (%s): no other server may record to it", directory, error.strerror
+        )
+
+
 class Recordings:
     """Begins recordings and keeps them, bounded in number, size and age, after their sessions end.
 
@@ -40,13 +84,7 @@ class Recordings:
         self.max_bytes = max_bytes  # of one session
         self._directory = directory
         self._entries: dict[str, _Entry] = {}  # by session, the oldest first
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=directory):
-                pass
-        except OSError as error:
-            text = f"cannot record to {directory}: {error.strerror}; give --record another one"
-            raise OSError(error.errno, text) from error
+        check_directory(directory)
 
     def begin(
         self,

@@ -158,6 +158,17 @@ class Sessions:
             )
         return broadcast
 
+    def find_controllable(self, session_id: str, token: str | None) -> Broadcast:
+        """Return the session that this token lets one control; raise StreamError otherwise."""
+        broadcast = self.get(session_id)
+        if token is None or not _same(token, broadcast.resume_token):
+            raise StreamError(
+                "unauthorized",
+                "the session's resume token is missing or wrong (a viewer token lets one only "
+                "watch); send it as ?token=... or as Authorization: Bearer ...",
+            )
+        return broadcast
+
     async def wait_ended(self, session_id: str) -> None:
         """Wait until a session that was concluded is closed."""
         if run := self._runs.get(session_id):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.security import HTTPBearer
 from starlette.responses import JSONResponse
 
 from transport import replies
@@ -13,6 +14,7 @@ from transport.bodies import JSON, read_body, schema_of_body
 from transport.broadcast import Broadcast, Outcome, forked
 from transport.fanout import Spectator, Viewer
 from transport.fields import JSONSchema, ProtocolError
+from transport.media_api import given_token
 from transport.objects import object_schema
 from transport.schema import client_schema
 from transport.sessions import PATH, Sessions
@@ -29,10 +31,20 @@ from transport.wire import (
     parse,
 )
 
+BEARER: Final = HTTPBearer(
+    scheme_name="resume_token",
+    description="The resume token, which a session's creation answers; or as ?token=...",
+    auto_error=False,
+)
+NOT_OWNED: Final[dict[int | str, dict[str, Any]]] = {
+    401: {"description": "The session's resume token is missing or wrong"}
+}
+
 
 def sessions_router(sessions: Sessions) -> APIRouter:
     """Return the routes under /v1/realtime/sessions."""
     router = APIRouter(prefix=PATH, tags=["sessions"])
+    owned = owned_session(sessions)
 
     @router.post("", status_code=201, openapi_extra=schema_of_body(object_schema(SessionStart)))
     async def create_session(request: Request) -> JSONResponse:
@@ -56,18 +68,22 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         """Read a session's state, prompts and figures."""
         return _describe(sessions, sessions.get(session_id))
 
-    @router.delete("/{session_id}")
-    async def end_session(session_id: str) -> dict[str, Any]:
+    @router.delete("/{session_id}", responses=NOT_OWNED)
+    async def end_session(session_id: str, broadcast: Broadcast = owned) -> dict[str, Any]:
         """End a session; answered when its memory is free."""
-        broadcast = sessions.get(session_id)
         broadcast.conclude(Outcome(stopped=True))
         await sessions.wait_ended(session_id)
         return {"id": session_id, "state": "closed"}
 
-    @router.post("/{session_id}/events", openapi_extra=schema_of_body(_event_schema()))
-    async def send_event(session_id: str, request: Request) -> dict[str, Any]:
+    @router.post(
+        "/{session_id}/events",
+        openapi_extra=schema_of_body(_event_schema()),
+        responses=NOT_OWNED,
+    )
+    async def send_event(
+        session_id: str, request: Request, broadcast: Broadcast = owned
+    ) -> dict[str, Any]:
         """Send a control message; the answer is the server's message to it."""
-        broadcast = sessions.get(session_id)
         message = parse(await read_body(request, JSON, MAX_MESSAGE_BYTES))
         match message:
             case SessionInteraction() | SessionUpdate() | SessionRewind():
@@ -87,6 +103,23 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         raise ProtocolError(f"{message.type} is no control message", param="type")
 
     return router
+
+
+def owned_session(sessions: Sessions) -> Any:
+    """Return the default of a route's parameter that is a session of whoever asks.
+
+    The route wants the resume token and answers 401 without it; its description says so.
+    """
+
+    def owned(
+        session_id: str,
+        request: Request,
+        token: str | None = Query(None, description="the session's resume token"),
+        bearer: object = Depends(BEARER),
+    ) -> Broadcast:
+        return sessions.find_controllable(session_id, given_token(request, token))
+
+    return Depends(owned)
 
 
 def created(sessions: Sessions, broadcast: Broadcast) -> JSONResponse:

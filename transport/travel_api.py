@@ -10,11 +10,12 @@ from starlette.responses import JSONResponse, Response
 
 from transport import replies
 from transport.bodies import BYTES, JSON, read_body, schema_of_body
+from transport.broadcast import Broadcast
 from transport.fields import ProtocolError
 from transport.objects import object_schema
 from transport.options import TransportOptions
 from transport.sessions import PATH, Sessions
-from transport.sessions_api import created
+from transport.sessions_api import NOT_OWNED, created, owned_session
 from transport.stream import StreamError
 from transport.wire import MAX_MESSAGE_BYTES, SessionFork, SessionRewind, parse
 
@@ -25,12 +26,16 @@ JSON_LINES: Final = "application/jsonl"
 def travel_router(sessions: Sessions, options: TransportOptions) -> APIRouter:
     """Return the routes that go back in a session or copy it."""
     router = APIRouter(prefix=PATH, tags=["time travel"])
+    owned = owned_session(sessions)
     restores = asyncio.Semaphore(MAX_RESTORES)
 
-    @router.post("/{session_id}/rewind", openapi_extra=schema_of_body(object_schema(SessionRewind)))
-    async def rewind(session_id: str, request: Request) -> dict[str, Any]:
+    @router.post(
+        "/{session_id}/rewind",
+        openapi_extra=schema_of_body(object_schema(SessionRewind)),
+        responses=NOT_OWNED,
+    )
+    async def rewind(request: Request, broadcast: Broadcast = owned) -> dict[str, Any]:
         """Go on from the end of an earlier chunk; the body is `session.rewind` without its type."""
-        broadcast = sessions.get(session_id)
         message = parse(await _json(request), default_type=SessionRewind.type)
         if not isinstance(message, SessionRewind):
             raise ProtocolError(f"the body must be a {SessionRewind.type}", param="type")
@@ -42,25 +47,25 @@ def travel_router(sessions: Sessions, options: TransportOptions) -> APIRouter:
         "/{session_id}/fork",
         status_code=201,
         openapi_extra=schema_of_body(object_schema(SessionFork)),
+        responses=NOT_OWNED,
     )
-    async def fork(session_id: str, request: Request) -> JSONResponse:
+    async def fork(request: Request, broadcast: Broadcast = owned) -> JSONResponse:
         """Begin a second session from this one; the body is `session.fork` without its type."""
-        broadcast = sessions.get(session_id)
         message = parse(await _json(request), default_type=SessionFork.type)
         if not isinstance(message, SessionFork):
             raise ProtocolError(f"the body must be a {SessionFork.type}", param="type")
         return created(sessions, await sessions.fork(broadcast, message))
 
-    @router.get("/{session_id}/snapshot")
-    async def snapshot(session_id: str) -> Response:
+    @router.get("/{session_id}/snapshot", responses=NOT_OWNED)
+    async def snapshot(session_id: str, broadcast: Broadcast = owned) -> Response:
         """Download all that `restore` needs to go on from here, on this server or another."""
-        blob = await sessions.get(session_id).stream.snapshot()
+        blob = await broadcast.stream.snapshot()
         return _file(blob, BYTES, f"{session_id}.snapshot")
 
-    @router.get("/{session_id}/replay")
-    async def replay(session_id: str) -> Response:
+    @router.get("/{session_id}/replay", responses=NOT_OWNED)
+    async def replay(session_id: str, broadcast: Broadcast = owned) -> Response:
         """Download the JSON lines from which the whole video can be made again."""
-        lines = await sessions.get(session_id).stream.replay()
+        lines = await broadcast.stream.replay()
         return _file(lines, JSON_LINES, f"{session_id}.jsonl")
 
     blob_schema = {"type": "string", "format": "binary", "maxLength": options.max_snapshot_bytes}

@@ -277,20 +277,20 @@ def test_two_fit_every_width(server: Any, browser: Any, width: int) -> None:
     assert left[3] < bottom <= 900
 
 
-def post(server: Any, body: dict[str, Any]) -> str:
-    """Create a session and return its id."""
+def post(server: Any, body: dict[str, Any]) -> dict[str, Any]:
+    """Create a session and return the answer."""
     request = urllib.request.Request(
         f"{server.url}v1/realtime/sessions",
         json.dumps(body).encode(),
         {"content-type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=10) as answer:
-        return str(json.load(answer)["id"])
+        return dict(json.load(answer))
 
 
-def delete(server: Any, session_id: str) -> None:
+def delete(server: Any, made: dict[str, Any]) -> None:
     """End a session."""
-    url = f"{server.url}v1/realtime/sessions/{session_id}"
+    url = f"{server.url}v1/realtime/sessions/{made['id']}?token={made['resume_token']}"
     urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=10).close()
 
 

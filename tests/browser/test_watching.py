@@ -71,12 +71,13 @@ def test_watching(server: Any, browser: Any, via: str) -> None:
         assert page.run(VISIBLE.format(hidden)) == 0, hidden
     assert page.run(VISIBLE.format("#share, #full-screen-1, #via-1")) == 3
     event = {"type": "session.interaction", "interaction": {"event": {"prompt": FLAT_RED}}}
-    call(server, f"v1/realtime/sessions/{made['id']}/events", json.dumps(event).encode())
+    events = f"v1/realtime/sessions/{made['id']}/events?token={made['resume_token']}"
+    call(server, events, json.dumps(event).encode())
     page.wait(lambda: page.text("#caption-1") == FLAT_RED, "the new prompt is not told")
     page.wait(lambda: page.has_colour(FLAT_RED), "the picture does not follow")
     assert page.via == via
     assert complaints(browser) == []
-    delete(server, made["id"])
+    delete(server, made)
     page.wait(lambda: page.state == "ended", "the end is not told")
     assert page.run("return document.getElementById('panel-button-1').hidden")
 
@@ -97,7 +98,7 @@ def test_watcher_cannot_steer(server: Any, browser: Any) -> None:
     assert page.run("return document.querySelectorAll('.pane').length") == 1
     browser.get("about:blank")
     assert get(server, f"v1/realtime/sessions/{made['id']}")["state"] == "running"
-    delete(server, made["id"])
+    delete(server, made)
 
 
 def test_share_button(server: Any, scripted: Any) -> None:
@@ -142,7 +143,7 @@ def test_bad_links(server: Any, browser: Any, query: str, state: str, words: str
     page = Watching(browser, f"{server.url}?{query.format(id=made['id'])}")
     page.wait(lambda: page.state == state, "the fault is not told")
     assert words in page.text("#panel-text-1")
-    delete(server, made["id"])
+    delete(server, made)
 
 
 def test_no_recording(server: Any, browser: Any) -> None:

@@ -9,10 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
+from websockets.asyncio.client import connect
+
+from tests.transport.realtime_client import RealtimeClient
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 300.0  # the machine may be busy; torch alone can take a minute to import
@@ -103,6 +106,13 @@ def serving(
         yield server
     finally:
         server.close()
+
+
+@contextlib.asynccontextmanager
+async def client_of(server: ServerProcess) -> AsyncIterator[RealtimeClient]:
+    """Open a realtime socket for the length of the block."""
+    async with connect(server.socket_url, max_size=None, close_timeout=1) as connection:
+        yield RealtimeClient(connection)
 
 
 def is_alive(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +74,7 @@ def serve_options(*argv: str) -> tuple[EngineConfig, ServeConfig]:
         (["serve", "--bitrate", "1k"], "bits a second from 100k to 100M, as in 4M"),
         (["serve", "--ice-server", "stun.example.org"], "stun:stun.example.org:3478"),
         (["serve", "--turn-secret", "short"], "at least 8 characters"),
-        (["serve", "--public-ip", "example.org"], "an address, as in 203.0.113.7"),
+        (["serve", "--public-ip", "example.org"], "--public-ip takes no name"),
         (["serve", "--udp-port-range", "5000-4000"], "the smaller first: 40000-40100"),
         (["serve", "--udp-port-range", "4000"], "the smaller first: 40000-40100"),
         (["serve", "--ssl-certfile", "cert.pem"], "--ssl-keyfile"),
@@ -133,6 +134,8 @@ def test_help_names_every_option_of_the_command(
         main([command.name, "--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
+    # Values are shown as they would be typed, and what a parser was tried out with is not.
+    assert not re.search(r"<[a-z]|0x[0-9a-f]|\bNone\b|default [(\[]", said)
     for section in command.sections:
         for option in cli._options(section, command.without):
             assert f"--{option.name.replace('_', '-')}" in said

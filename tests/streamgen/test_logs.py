@@ -81,3 +81,38 @@ def test_chunks_are_told_to_machines_and_to_who_asks_for_all(
     other = logs.current("engine")
     assert (other.format, other.process) == (setup.format, "engine")
     assert other.level == bare_root.level
+
+
+SECRET = "Zm9vLWJhci1_"
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter("server"), JsonFormatter("server")])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'127.0.0.1:1 - "GET /v1/realtime/sessions/s1/stream.mp4?token={SECRET} HTTP/1.1" 200',
+        f"GET /frame.jpg?via=a&token={SECRET}&b=1",
+        f"> Authorization: Bearer {SECRET}",
+        f'< TEXT \'{{"type":"session.resume","resume_token":"{SECRET}"}}\'',
+        f"{{'viewer_token': '{SECRET}', 'id': 's1'}}",
+        json.dumps(json.dumps({"viewer_token": SECRET})),
+        f"next=%2Fframe.jpg%3Ftoken%3D{SECRET}",
+    ],
+)
+def test_tokens_are_not_logged(formatter: logging.Formatter, text: str) -> None:
+    """Neither in the message nor in what is given with it, nor in a traceback."""
+    try:
+        raise ValueError(text)
+    except ValueError:
+        fault = sys.exc_info()
+    fields = {"msg": "%s", "args": (text,), "exc_info": fault, "about": text, "n": {"token": 7}}
+    line = formatter.format(logging.makeLogRecord(fields))
+    assert SECRET not in line
+    assert "***" in line
+    if isinstance(formatter, JsonFormatter):
+        assert json.loads(line)["n"] == {"token": 7}
+
+
+def test_what_is_no_token_is_logged_whole() -> None:
+    text = "the session's viewer token is missing or wrong; 7 tokens; session s1 opened: 'a token'"
+    assert logs.without_tokens(text) == text

@@ -1,29 +1,23 @@
-"""`streamgen serve`, as processes: start, settings, input, and every way to end."""
+"""`streamgen serve`, as processes: start, settings and input."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import multiprocessing
-import os
 import signal
 import socket
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from websockets.asyncio.client import connect
 
 from streamgen import cli, engine_client, serve
 from streamgen.models.loader import CheckpointError
 from streamgen.serve_options import ServeConfig
-from tests.streamgen.server_process import ServerProcess, is_alive, serving
+from tests.streamgen.server_process import ServerProcess, client_of, serving
 from tests.streamgen.tiny import TINY, tiny_config
-from tests.transport.realtime_client import RealtimeClient
 
 slow = pytest.mark.slow
 
@@ -36,12 +30,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     environ = {"STREAMGEN_SINK": "3", "STREAMGEN_IDLE_TIMEOUT": "30", "STREAMGEN_SEED": "1"}
     with serving("--config", str(file), "--max-sessions", "3", environ=environ) as server:
         yield server
-
-
-@contextlib.asynccontextmanager
-async def client_of(server: ServerProcess) -> AsyncIterator[RealtimeClient]:
-    async with connect(server.socket_url, max_size=None, close_timeout=1) as connection:
-        yield RealtimeClient(connection)
 
 
 @slow
@@ -133,84 +121,7 @@ async def test_q17_q20_q26_q27_q39_bad_starts_are_answered_and_a_good_one_may_fo
         await client.until("session.done")
 
 
-# Ends.
-
-
-def ended(server: ServerProcess, children: list[int]) -> int:
-    """Wait for the server's end, require that nothing of it is left, and return the status."""
-    status = server.wait()
-    assert "Traceback" not in "".join(server.err), server.err
-    assert server.rest_of_output() == ""
-    deadline = time.monotonic() + 30  # multiprocessing's tracker ends a little later
-    while any(map(is_alive, children)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [pid for pid in children if is_alive(pid)]
-    port = urlsplit(server.url).port
-    assert port is not None
-    socket.create_server(("127.0.0.1", port)).close()
-    return status
-
-
-@slow
-async def test_q53_with_live_streams_it_ends_in_order() -> None:
-    with serving() as server:
-        async with client_of(server) as one, client_of(server) as two:
-            for client in (one, two):
-                await client.start()
-                await client.until_frame(3)
-            children = server.children()
-            assert children
-            server.signal(signal.SIGINT)
-            codes = [await client.until_closed() for client in (one, two)]
-        assert await asyncio.to_thread(ended, server, children) == 0
-    assert set(codes) <= {1000, 1001, 1012}, codes
-
-
-@slow
-def test_q53_while_the_model_loads_it_ends_in_order() -> None:
-    with serving(ready=False) as server:
-        answer = server.get("readyz")
-        assert answer.status_code == 503
-        assert answer.json()["status"] == "warming"
-        assert server.get("healthz").status_code == 200
-        children = server.children()
-        assert children
-        server.signal(signal.SIGTERM)
-        assert ended(server, children) == 0
-
-
-@slow
-def test_q53_a_second_signal_ends_it_at_once() -> None:
-    with serving(ready=False) as server:
-        children = server.children()
-        os.kill(children[-1], signal.SIGSTOP)  # an engine that hangs
-        server.signal(signal.SIGINT)
-        time.sleep(0.5)
-        server.signal(signal.SIGINT)
-        assert ended(server, children) in (0, serve.CUT_OFF)
-
-
-def test_q53_the_second_signal_and_the_time_limit_cut_it_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reasons: list[str] = []
-    stops: list[None] = []
-    before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(serve, "cut_off", reasons.append)
-    monkeypatch.setattr(serve, "STOP_TIMEOUT_S", 60.0)
-    with serve.stopping(lambda: stops.append(None)):
-        signal.raise_signal(signal.SIGINT)
-        assert (len(stops), reasons) == (1, [])
-        signal.raise_signal(signal.SIGTERM)
-        assert reasons == ["told twice"]
-    assert signal.getsignal(signal.SIGINT) is before
-    monkeypatch.setattr(serve, "STOP_TIMEOUT_S", 0.01)
-    with serve.stopping(lambda: None):
-        signal.raise_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 30
-        while len(reasons) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert reasons[1:] == ["it did not end in time"]
+# What cannot be.
 
 
 @pytest.fixture

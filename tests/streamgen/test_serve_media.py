@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import signal
+import socket
 import ssl
 import threading
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import av
 import httpx
@@ -34,7 +36,7 @@ def make_session(server: ServerProcess, **fields: Any) -> dict[str, Any]:
 def test_q53_responses_without_an_end_do_not_hold_the_server_up() -> None:
     with serving() as server:
         urls = make_session(server)["urls"]
-        begun, ended = threading.Barrier(3), []
+        begun, ended = threading.Barrier(3), list[int]()
 
         def watch(path: str) -> None:
             with httpx.stream("GET", server.url + path.lstrip("/"), timeout=PATIENCE_S) as answer:
@@ -47,7 +49,15 @@ def test_q53_responses_without_an_end_do_not_hold_the_server_up() -> None:
         for thread in threads:
             thread.start()
         begun.wait(PATIENCE_S)
-        server.signal(signal.SIGINT)
+        address = urlsplit(server.url)
+        with socket.create_connection((address.hostname, address.port), PATIENCE_S) as uploading:
+            uploading.sendall(
+                b"POST /v1/realtime/sessions/restore HTTP/1.1\r\nHost: x\r\n"
+                b"Content-Type: application/octet-stream\r\nContent-Length: 9\r\n\r\nhalf"
+            )
+            time.sleep(0.5)
+            server.signal(signal.SIGINT)
+            assert uploading.recv(1000).startswith(b"HTTP/1.1 503")
         assert server.wait() == 0
         for thread in threads:
             thread.join(PATIENCE_S)

@@ -114,6 +114,7 @@ async def test_a_session_over_http(serve: Serve) -> None:
         made = await http.post(SESSIONS, json={"prompt": "red", "seed": 5, "format": "raw"})
         assert made.status_code == 201
         session = made.json()
+        http.headers["authorization"] = f"Bearer {session['resume_token']}"
         assert made.headers["location"] == f"{SESSIONS}/{session['id']}"
         assert session["config"]["seed"] == 5
         viewer = await server.connect(session["urls"]["view"])
@@ -147,12 +148,72 @@ async def test_a_session_over_http(serve: Serve) -> None:
         check_error(await http.delete(made.headers["location"]), 404, "not_found")
 
 
+OWNED: list[tuple[str, str, Any]] = [
+    ("DELETE", "", None),
+    ("POST", "/events", {"type": "session.stop"}),
+    ("POST", "/events", {"type": "session.ping"}),
+    ("POST", "/events", {"type": "session.update", "paused": True}),
+    ("POST", "/rewind", {"to_chunk": 0}),
+    ("POST", "/fork", {}),
+    ("GET", "/snapshot", None),
+    ("GET", "/replay", None),
+]
+
+
+async def test_only_the_owner_controls_ends_or_takes_a_session(serve: Serve) -> None:
+    """401 without the resume token, with the viewer token, or with another session's."""
+    server = await serve()
+    client, other = await server.start(), await server.start()
+    await client.more_frames(4)
+    tokens = (
+        "", "x", "\u00e9",
+        client.messages[0]["viewer_token"], other.messages[0]["resume_token"],
+    )  # fmt: skip
+    async with server.http() as http:
+        for method, path, body in OWNED:
+            url = f"{SESSIONS}/s1{path}"
+            refused = [await http.request(method, url, json=body)]
+            refused += [
+                await http.request(method, url, json=body, params={"token": t}) for t in tokens
+            ]
+            headers = {"authorization": f"Bearer {tokens[-1]}"}
+            refused.append(await http.request(method, url, json=body, headers=headers))
+            for answer in refused:
+                assert "resume token" in check_error(answer, 401, "unauthorized")["message"]
+        assert (await http.get(f"{SESSIONS}/s1")).json()["state"] == "running"
+        assert set(server.host.streams) == {"s1", "s2"}
+        owner = {"token": client.messages[0]["resume_token"]}
+        for method, path, body in OWNED[:1:-1]:
+            answer = await http.request(method, f"{SESSIONS}/s1{path}", json=body, params=owner)
+            assert answer.status_code in (200, 201)
+        assert (await http.delete(f"{SESSIONS}/s1", params=owner)).status_code == 200
+        assert "s1" not in server.host.streams
+
+
+async def test_every_route_of_a_session_is_open_on_purpose(serve: Serve) -> None:
+    """The description names the token wherever it is wanted; reading is all that wants none."""
+    openapi = (await request(await serve(), "GET", "/openapi.json")).json()
+    bare = {
+        (method, path.removeprefix(SESSIONS))
+        for path, methods in openapi["paths"].items()
+        if path.startswith(SESSIONS)
+        for method, route in methods.items()
+        if not route.get("security")
+    }
+    watching = {(m, p) for m, p in bare if p.count("/") > 1 and "{session_id}/" in p}
+    media = ("whep", "webrtc", "stream.mjpeg", "stream.mp4", "frame.jpg", "recording.mp4")
+    assert {p.split("/")[2] for _, p in watching} <= set(media)
+    assert bare - watching == {
+        ("get", ""), ("post", ""), ("get", "/{session_id}"), ("post", "/restore"),
+    }  # fmt: skip
+
+
 async def test_stop_as_an_event(serve: Serve) -> None:
     """The same as `DELETE`."""
     server = await serve()
     await server.start()
     stop = {"type": "session.stop"}
-    done = await request(server, "POST", f"{SESSIONS}/s1/events", json=stop)
+    done = await request(server, "POST", f"{SESSIONS}/s1/events", json=stop, headers=server.owner())
     assert done.json()["stopped"] is True
     assert server.host.streams == {}
 
@@ -218,7 +279,8 @@ async def test_control_bodies_have_the_limit_of_control_messages(serve: Serve) -
     server = await serve()
     await server.start()
     body = {"type": "session.ping", "x": "x" * 65_536}
-    response = await request(server, "POST", f"{SESSIONS}/s1/events", json=body)
+    path = f"{SESSIONS}/s1/events"
+    response = await request(server, "POST", path, json=body, headers=server.owner())
     check_error(response, 413, "invalid_request")
 
 

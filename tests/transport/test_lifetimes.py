@@ -71,7 +71,8 @@ async def leave(server: RunningServer, client: RealtimeClient, how: str) -> None
                 await client.socket.send("{")
         case "delete":
             async with server.http() as http:
-                await http.delete(f"/v1/realtime/sessions/{stream.id}")
+                url = f"/v1/realtime/sessions/{stream.id}"
+                await http.delete(url, headers=server.owner(stream.id))
 
 
 WAYS = ["close", "reset", "during a switch", "stop", "failure", "bad messages", "delete"]

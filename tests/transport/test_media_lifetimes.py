@@ -87,7 +87,7 @@ async def test_deleting_a_session_ends_its_streams(serve: Serve, name: str) -> N
         rest = answer.aiter_raw()
         await anext(rest)
         began_at = time.monotonic()
-        await http.delete(f"{SESSIONS}/{session['id']}")
+        await http.delete(f"{SESSIONS}/{session['id']}", headers=server.owner(session["id"]))
         async for _ in rest:
             pass
         assert time.monotonic() - began_at < 1.0

@@ -94,7 +94,7 @@ def test_link_headers() -> None:
 def test_address_and_ports() -> None:
     """What cannot be reached, or is no range, is refused."""
     assert check_public_ip("203.0.113.7") == "203.0.113.7"
-    for wrong in ("example.org", "203.0.113", "0.0.0.0", "224.0.0.1"):
+    for wrong in ("example.org", "203.0.113", "0.0.0.0", "224.0.0.1", "255.255.255.255", "::"):
         with pytest.raises(ValueError, match="--public-ip"):
             check_public_ip(wrong)
     assert check_udp_ports(40_000, 40_010) == (40_000, 40_010)

@@ -30,6 +30,7 @@ async def test_rewind(serve: Serve) -> None:
     client = await server.start()
     await client.more_frames(10)
     async with server.http() as http:
+        http.headers.update(server.owner())
         answer = await http.post(f"{SESSIONS}/s1/rewind", json={"to_chunk": 0, "event_id": "r"})
         assert answer.json() == {
             "type": "session.interaction.queued",
@@ -54,6 +55,7 @@ async def test_fork(serve: Serve) -> None:
     client = await server.start("red", seed=9)
     await client.more_frames(10)
     async with server.http() as http:
+        http.headers.update(server.owner())
         answer = await http.post(f"{SESSIONS}/s1/fork", json={})
         made = answer.json()
         assert answer.status_code == 201
@@ -67,7 +69,8 @@ async def test_fork(serve: Serve) -> None:
         body = {"type": "session.fork", "event_id": "f"}
         told = (await http.post(f"{SESSIONS}/s1/events", json=body)).json()
         assert (told["type"], told["event_id"]) == ("session.forked", "f")
-        await http.delete(f"{SESSIONS}/{told['session_id']}")
+        theirs = server.owner(told["session_id"])
+        await http.delete(f"{SESSIONS}/{told['session_id']}", headers=theirs)
         bare = await http.post(f"{SESSIONS}/s1/fork")
         check_error(bare, 415, "invalid_request")
 
@@ -80,7 +83,7 @@ async def test_a_snapshot_goes_on_in_another_server(serve: Serve) -> None:
     await client.prompt([{"text": "blue", "weight": 2}, {"text": "night", "weight": 1}], "b")
     await client.until("session.interaction.applied", event_id="b")
     async with server.http() as http:
-        answer = await http.get(f"{SESSIONS}/s1/snapshot")
+        answer = await http.get(f"{SESSIONS}/s1/snapshot", headers=server.owner())
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["content-disposition"] == 'attachment; filename="s1.snapshot"'
     async with elsewhere.http() as http:
@@ -149,7 +152,7 @@ async def test_replay(serve: Serve) -> None:
     await client.prompt("blue", "b")
     applied = await client.until("session.interaction.applied", event_id="b")
     async with server.http() as http:
-        answer = await http.get(f"{SESSIONS}/s1/replay")
+        answer = await http.get(f"{SESSIONS}/s1/replay", headers=server.owner())
     assert answer.headers["content-type"].startswith("application/jsonl")
     assert answer.headers["content-disposition"] == 'attachment; filename="s1.jsonl"'
     lines = [json.loads(line) for line in answer.text.splitlines()]
@@ -163,7 +166,7 @@ async def test_q36_what_is_restored_is_given_back(serve: Serve) -> None:
     client = await server.start()
     await client.more_frames(4)
     async with server.http() as http:
-        blob = (await http.get(f"{SESSIONS}/s1/snapshot")).content
+        blob = (await http.get(f"{SESSIONS}/s1/snapshot", headers=server.owner())).content
         made = await http.post(f"{SESSIONS}/restore", content=blob, headers=BYTES)
         assert made.status_code == 201
         full = await http.post(f"{SESSIONS}/restore", content=blob, headers=BYTES)

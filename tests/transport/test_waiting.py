@@ -154,7 +154,8 @@ async def test_a_fork_runs_unwatched_as_its_parent_does(serve: Serve) -> None:
     async with server.http() as http:
         body = {"prompt": "a", "run_unwatched": True, "format": "raw"}
         made = (await http.post(SESSIONS, json=body)).json()
-        child = (await http.post(f"{SESSIONS}/{made['id']}/fork", json={})).json()
+        owner = server.owner(made["id"])
+        child = (await http.post(f"{SESSIONS}/{made['id']}/fork", json={}, headers=owner)).json()
         stream = server.host.streams[child["id"]]
         before = stream.played_frame
         await asyncio.sleep(0.5)
@@ -162,4 +163,4 @@ async def test_a_fork_runs_unwatched_as_its_parent_does(serve: Serve) -> None:
         viewer = await server.connect(child["urls"]["view"])
         await viewer.send("session.resume", resume_token=child["resume_token"])
         assert (await viewer.until("video.start"))["format"] == "raw"
-        await http.delete(f"{SESSIONS}/{made['id']}")
+        await http.delete(f"{SESSIONS}/{made['id']}", headers=owner)

@@ -83,7 +83,8 @@ async def test_q07_polite_ends(serve: Serve, peers: list[Peers]) -> None:
     async with watching(server, whep) as viewer:
         await viewer.until_seen(5)
         async with server.http() as http:
-            assert (await http.delete("/v1/realtime/sessions/s1")).status_code == 200
+            answer = await http.delete("/v1/realtime/sessions/s1", headers=server.owner())
+            assert answer.status_code == 200
         await viewer.until_closed(5)
         await eventually(lambda: not peers[0], 5)
     whep = await whep_of(server, num_frames=40)

@@ -3,6 +3,7 @@
  */
 
 import { Ambient } from "./ambient.js";
+import { readSeed, SEED_HINT } from "./controls.js";
 import { Pane } from "./pane.js";
 import { FullScreen } from "./screen.js";
 import { describeModel } from "./server.js";
@@ -161,9 +162,12 @@ async function open() {
     return;
   }
   pane.promptBox.suggest(suggestions);
-  const seed = Number(asked.get("seed") ?? NaN);
-  const text = asked.get("prompt")?.trim() || suggestions[0];
-  pane.open(text, Number.isInteger(seed) ? seed : null);
+  const written = asked.get("seed")?.trim() ?? "";
+  const seed = readSeed(written);
+  if (written && seed === null) {
+    notice(`“${written.slice(0, 24)}” is no seed, a random one is used. ${SEED_HINT}`);
+  }
+  pane.open(asked.get("prompt")?.trim() || suggestions[0], seed);
 }
 
 open();

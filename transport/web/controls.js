@@ -5,7 +5,13 @@
 import { newId } from "./prompts.js";
 
 const MAX_SEED = 2 ** 32 - 1;
-const SEED_HINT = "A whole number from 0 to 4294967295.";
+export const SEED_HINT = "A whole number from 0 to 4294967295.";
+
+/** Return the seed that is written, or null when it is none. */
+export function readSeed(text) {
+  const seed = Number(text);
+  return /^\d+$/.test(text) && seed <= MAX_SEED ? seed : null;
+}
 
 export class Controls extends EventTarget {
   #send;
@@ -69,9 +75,8 @@ export class Controls extends EventTarget {
   }
 
   #submitSeed() {
-    const text = this.#input.value.trim();
-    const seed = Number(text);
-    if (!/^\d+$/.test(text) || seed > MAX_SEED) {
+    const seed = readSeed(this.#input.value.trim());
+    if (seed === null) {
       this.#input.setAttribute("aria-invalid", "true");
       this.#hint.textContent = SEED_HINT;
       return;
