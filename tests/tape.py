@@ -55,10 +55,10 @@ class Tape(TorchDispatchMode):
 
 
 def storages() -> set[int]:
-    """Return the memory of all tensors that there are."""
+    """Return the memory of all tensors that there are; torch itself may hold sparse ones."""
     gc.collect()
     tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor)]
-    return {x.untyped_storage().data_ptr() for x in tensors}
+    return {x.untyped_storage().data_ptr() for x in tensors if x.layout is torch.strided}
 
 
 class TapeGraph:
