@@ -57,7 +57,9 @@ async def test_a_session_is_watched(serve: Serve, codec: str) -> None:
         assert viewer.seen[-1].pixels().shape == (48, 64, 3)
         prompt = {"type": "session.interaction", "interaction": {"event": {"prompt": "blue"}}}
         async with server.http() as http:
-            assert (await http.post(made["urls"]["events"], json=prompt)).status_code == 200
+            owner = {"token": made["resume_token"]}
+            told = await http.post(made["urls"]["events"], json=prompt, params=owner)
+            assert told.status_code == 200
         await eventually(lambda: close_to(viewer.seen[-1].pixels(), colour_of(1)))
         assert await viewer.leave() == 200
         await viewer.until_closed()
