@@ -20,6 +20,7 @@ from tests.streamgen.server_process import ServerProcess, client_of, serving
 from tests.streamgen.tiny import TINY, tiny_config
 
 slow = pytest.mark.slow
+BY_MEMORY = ("--max-utilisation", "none")  # a busy machine would let fewer in
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     file = tmp_path_factory.mktemp("serve") / "server.yaml"
     file.write_text("window: 12\nsink: 1\nmax-viewers: 5\nroot_path: /gpu1/live\n")
     environ = {"STREAMGEN_SINK": "3", "STREAMGEN_IDLE_TIMEOUT": "30", "STREAMGEN_SEED": "1"}
-    with serving("--config", str(file), "--max-sessions", "3", environ=environ) as server:
+    flags = ("--config", str(file), "--max-sessions", "3", *BY_MEMORY)
+    with serving(*flags, environ=environ) as server:
         yield server
 
 
