@@ -18,26 +18,14 @@ from typing import Any
 
 import pytest
 
+from streamgen.bench_browser import FLAGS
+
 REPOSITORY = Path(__file__).parents[2]
 POCKET_SERVER = f"{shlex.quote(sys.executable)} -m streamgen.cli serve --port {{port}}"
 DEMO_SERVER = f"{shlex.quote(sys.executable)} -m tests.transport.demo_server {{port}}"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CHROMEDRIVER = shutil.which("chromedriver")
 START_TIMEOUT_S = 120.0
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1440,900",
-    # Both together, or WebRTC finds no way to a server on loopback.
-    "--allow-loopback-in-peer-connection",
-    "--disable-features=WebRtcHideLocalIpsWithMdns",
-)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
