@@ -21,6 +21,7 @@ from transport.sessions import PATH, Sessions
 from transport.wire import (
     MAX_FIRST_MESSAGE_BYTES,
     MAX_MESSAGE_BYTES,
+    ClientMessage,
     SessionFork,
     SessionInteraction,
     SessionPing,
@@ -44,7 +45,6 @@ NOT_OWNED: Final[dict[int | str, dict[str, Any]]] = {
 def sessions_router(sessions: Sessions) -> APIRouter:
     """Return the routes under /v1/realtime/sessions."""
     router = APIRouter(prefix=PATH, tags=["sessions"])
-    owned = owned_session(sessions)
 
     @router.post("", status_code=201, openapi_extra=schema_of_body(object_schema(SessionStart)))
     async def create_session(request: Request) -> JSONResponse:
@@ -68,6 +68,14 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         """Read a session's state, prompts and figures."""
         return _describe(sessions, sessions.get(session_id))
 
+    _add_control(router, sessions)
+    return router
+
+
+def _add_control(router: APIRouter, sessions: Sessions) -> None:
+    """Add the routes that only a session's owner may use."""
+    owned = owned_session(sessions)
+
     @router.delete("/{session_id}", responses=NOT_OWNED)
     async def end_session(session_id: str, broadcast: Broadcast = owned) -> dict[str, Any]:
         """End a session; answered when its memory is free."""
@@ -80,29 +88,29 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         openapi_extra=schema_of_body(_event_schema()),
         responses=NOT_OWNED,
     )
-    async def send_event(
-        session_id: str, request: Request, broadcast: Broadcast = owned
-    ) -> dict[str, Any]:
+    async def send_event(request: Request, broadcast: Broadcast = owned) -> dict[str, Any]:
         """Send a control message; the answer is the server's message to it."""
         message = parse(await read_body(request, JSON, MAX_MESSAGE_BYTES))
-        match message:
-            case SessionInteraction() | SessionUpdate() | SessionRewind():
-                receipt = await broadcast.control(message)
-                queued = replies.InteractionQueued(receipt.event_id, receipt.prompt_revision)
-                return replies.to_object(queued)
-            case SessionFork():
-                child = await sessions.fork(broadcast, message)
-                return replies.to_object(forked(child, sessions.urls(child), message.event_id))
-            case SessionStop():
-                broadcast.conclude(Outcome(stopped=True))
-                await sessions.wait_ended(session_id)
-                num_chunks = broadcast.player.tally.num_chunks
-                return replies.to_object(replies.SessionDone(num_chunks, stopped=True))
-            case SessionPing():
-                return replies.to_object(replies.SessionPong())
-        raise ProtocolError(f"{message.type} is no control message", param="type")
+        return replies.to_object(await _obey(sessions, broadcast, message))
 
-    return router
+
+async def _obey(
+    sessions: Sessions, broadcast: Broadcast, message: ClientMessage
+) -> replies.ServerMessage:
+    match message:
+        case SessionInteraction() | SessionUpdate() | SessionRewind():
+            receipt = await broadcast.control(message)
+            return replies.InteractionQueued(receipt.event_id, receipt.prompt_revision)
+        case SessionFork():
+            child = await sessions.fork(broadcast, message)
+            return forked(child, sessions.urls(child), message.event_id)
+        case SessionStop():
+            broadcast.conclude(Outcome(stopped=True))
+            await sessions.wait_ended(broadcast.id)
+            return replies.SessionDone(broadcast.player.tally.num_chunks, stopped=True)
+        case SessionPing():
+            return replies.SessionPong()
+    raise ProtocolError(f"{message.type} is no control message", param="type")
 
 
 def owned_session(sessions: Sessions) -> Any:
