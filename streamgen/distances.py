@@ -24,7 +24,7 @@ Plane = npt.NDArray[np.float64]
 
 
 def mean_square(a: Pixels, b: Pixels) -> float:
-    """Return the mean squared difference of two pictures `[h, w, 3]` over all samples."""
+    """Return the mean squared difference of pictures `[..., h, w, 3]` over all samples."""
     difference = a.astype(np.float64) - b
     return float(np.mean(difference * difference))
 

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
 
 from streamgen.decoder import StreamingDecoder
 from streamgen.decoding import Denoised, Frames
 from streamgen.device_state import weight_bytes
+from streamgen.distances import mean_square, psnr_db
 from streamgen.engine import StreamEngine
 from streamgen.errors import GenerationFailed, StreamgenError
 from streamgen.lives import Output
@@ -35,7 +35,6 @@ from streamgen.text import TextMix
 
 logger: Final = logging.getLogger(__name__)
 
-MOST_DB: Final = 100.0  # of frames that differ in nothing, or next to nothing
 DECODER_THREADS: Final = 1
 
 
@@ -123,7 +122,7 @@ class QualitySampler:
             self._sample = dataclasses.replace(sample, frames=result)
             return True
         elif result is not None and sample.frames is not None:
-            psnr = psnr_db(result, sample.frames)
+            psnr = psnr_db(mean_square(result, sample.frames))
             logger.debug("a sampled chunk has %.1f dB", psnr)
             self._meter.quality(psnr)
             self._sample = None
@@ -176,12 +175,6 @@ def _sees_all(session: Session, past: list[ChunkRecord], chunk: ChunkRecord) -> 
     is_whole = [c.draw for c in past] == list(range(chunk.draw))
     fits = window is None or chunk.first_latent + len(chunk.latents) <= window
     return is_whole and fits and not any(c.is_recached for c in (*past, chunk))
-
-
-def psnr_db(some: Frames, others: Frames) -> float:
-    """Return the peak signal-to-noise ratio of uint8 frames in dB, at most `MOST_DB`."""
-    error = float(np.square(some.astype(np.float32) - others).mean())
-    return min(MOST_DB, 10 * math.log10(255**2 / error)) if error else MOST_DB
 
 
 def reference_model(model: Model) -> Model:

@@ -1,7 +1,7 @@
 """What `streamgen eval` compares: video files, files of latents, or what two sets of options make.
 
-A video file has been through a codec: the distance of two of them contains its noise, about 40 dB
-for what `streamgen generate` writes. Latents and options have none.
+A video file has been through a codec: the distance of two of them contains its noise. Latents
+and options have none.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from streamgen.errors import Capacity
 from streamgen.measures import Measures
 from streamgen.messages import SetPrompt, Update
 from streamgen.model_runner import StepBatch
-from streamgen.quality import MOST_DB, QualitySampler, Remaker, psnr_db
+from streamgen.quality import QualitySampler, Remaker
 from streamgen.session import Session
 from streamgen.text import TextBlend
 from tests.streamgen.studio import PASSES, Studio
@@ -177,10 +177,3 @@ def test_what_cannot_be_made_again_is_given_up(
             assert sampled(studio, session, 1) == []
         assert "no page is free" in caplog.text
         assert len(sampled(studio, session, 1)) == 1
-
-
-def test_psnr() -> None:
-    frames = np.full((2, 4, 4, 3), 100, np.uint8)
-    assert psnr_db(frames, frames) == MOST_DB
-    assert psnr_db(frames, frames + np.uint8(1)) == pytest.approx(48.13, abs=0.01)
-    assert psnr_db(frames, np.zeros_like(frames)) == pytest.approx(8.13, abs=0.01)
