@@ -20,10 +20,8 @@ CHUNK = 3
 WINDOW = WindowConfig(9, 2, rotary="relative")
 
 
-def new_runner(
-    *, static: bool = True, device: str = "cpu", visible: int = 9, deterministic: bool = False
-) -> ModelRunner:
-    """Return a runner over small random weights; `static`: its inputs are, as on CUDA."""
+def small_dit() -> CausalDiT:
+    """Return a transformer with small random weights."""
     model = CausalDiT(
         DiTConfig(
             dim=24, ffn_dim=40, num_layers=2, num_heads=2, text_dim=6, text_len=5, in_dim=4,
@@ -32,6 +30,14 @@ def new_runner(
     )  # fmt: skip
     shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     model.load_state_dict(random_weights(shapes, seed=2))
+    return model
+
+
+def new_runner(
+    *, static: bool = True, device: str = "cpu", visible: int = 9, deterministic: bool = False
+) -> ModelRunner:
+    """Return a runner over small random weights; `static`: its inputs are, as on CUDA."""
+    model = small_dit()
     config = RunnerConfig(
         latent_shape=SHAPE, chunk_frames=CHUNK, num_frames=80, max_rows=8, text_slots=4,
         device=torch.device(device), poison_freed=device == "cpu", deterministic=deterministic,

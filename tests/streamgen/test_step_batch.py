@@ -10,10 +10,9 @@ from torch import Tensor
 
 from kvcache import PageTable, Staging, WindowConfig
 from streamgen.model_runner import ModelRunner, Row, RunnerConfig, StepBatch
-from streamgen.models.causal_dit import CausalDiT, DiTConfig
 from streamgen.parity.replay import GivenText
 from streamgen.text import TextMix
-from tests.oracle import random_weights
+from tests.streamgen.static_runner import small_dit
 
 SHAPE = (4, 4, 4)
 CHUNK = 3
@@ -60,14 +59,7 @@ def test_a_rotated_read_is_a_read() -> None:
 
 
 def new_runner(*, deterministic: bool, num_frames: int = 20) -> ModelRunner:
-    model = CausalDiT(
-        DiTConfig(
-            dim=24, ffn_dim=40, num_layers=2, num_heads=2, text_dim=6, text_len=5, in_dim=4,
-            out_dim=4, freq_dim=16,
-        )
-    )  # fmt: skip
-    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    model.load_state_dict(random_weights(shapes, seed=2))
+    model = small_dit()
     config = RunnerConfig(
         latent_shape=SHAPE,
         chunk_frames=CHUNK,
