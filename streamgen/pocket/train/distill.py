@@ -6,7 +6,9 @@
 The student's four passes cut the noise range into four segments. On each, the teacher walks three
 guided Euler steps from a noised clip, and the student learns the straight line from where that walk
 began to where it ended. Half of the context is what the student itself makes of noised chunks, so
-that it meets its own habits in training. Resumes from `--out`.
+that it meets its own habits in training; and first chunks, where a scene is laid out with nothing
+to go by, are trained on alone, most of them from where the student's own passes lead. Resumes from
+`--out`.
 """
 
 from __future__ import annotations
@@ -40,11 +42,15 @@ from streamgen.pocket.train.optim import Average, ramp
 
 NUM_PASSES = 4
 SUBSTEPS = 3
-FIRST_PASS_SHARE = 0.5  # of the first chunks that are trained on alone, beside the even draw
+# First chunks trained on alone: how often each segment is drawn (things drawn in two places came of
+# the last two), and the share that begins where the student's own passes lead.
+OPENING_SEGMENTS = (1.0, 1.0, 3.0, 3.0)
+OWN_SHARE = 0.7
 
 
-def shifted(u: Tensor) -> Tensor:
-    """Return the noise level of an unshifted one in 0..1."""
+def level(segment: Tensor) -> Tensor:
+    """Return the noise level at a place `0..NUM_PASSES` in the row of segments, 1 to 0."""
+    u = (1 - segment / NUM_PASSES).clamp(min=0)  # thirds may add up to a hair more than a whole
     return SHIFT * u / (1 + (SHIFT - 1) * u)
 
 
@@ -73,24 +79,32 @@ def distill_loss(
     with torch.no_grad():
         context = own_context(student, x0, labels, attention)
     segment = torch.randint(NUM_PASSES, x0.shape[:2], device=x0.device)
-    error = segment_error(student, teacher, Clips(x0, context, labels), segment, guidance)
+    clips = Clips(x0, context, labels)
+    error = segment_error(student, teacher, clips, noised(x0, segment), segment, guidance)
     return weighted(error.flatten(1, 2), batch["object"])
 
 
 def opening_loss(
     student: CausalDiT, teacher: CausalDiT, batch: dict[str, Tensor], guidance: float
 ) -> Tensor:
-    """Return the loss on the first chunks of clips alone, most of it on the first pass.
+    """Return the loss on the first chunks of clips alone.
 
-    There a scene is laid out with nothing to go by: the hardest pass, and one of 36 in whole clips.
+    From its own passes the student learns to choose where it has drawn a thing in two places: it
+    goes where the teacher would go from there.
     """
     x0 = batch["latents"][:, :CHUNK_FRAMES].float()[:, None]
     labels = dropped(batch["labels"])[:, :1]
-    segment = torch.randint(NUM_PASSES, x0.shape[:2], device=x0.device)
-    first = torch.rand(segment.shape, device=x0.device) < FIRST_PASS_SHARE
-    segment = segment.masked_fill(first, 0)
-    error = segment_error(student, teacher, Clips(x0, x0, labels), segment, guidance)
-    return weighted(error.flatten(1, 2), batch["object"][:, :CHUNK_FRAMES])
+    weights = torch.tensor(OPENING_SEGMENTS, device=x0.device)
+    segment = torch.multinomial(weights, len(x0), replacement=True)[:, None]
+    clips = Clips(x0, x0, labels)
+    with torch.no_grad():
+        own = rolled_out(student, clips, segment)
+    is_own = torch.rand(segment.shape, device=x0.device) < OWN_SHARE
+    begun = torch.where(wide(is_own), own, noised(x0, segment))
+    error = segment_error(student, teacher, clips, begun, segment, guidance)
+    # The thing need not be where the clip has it: all cells count alike.
+    cells = batch["object"][:, :CHUNK_FRAMES] & ~is_own[:, :, None, None]
+    return weighted(error.flatten(1, 2), cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,39 +117,62 @@ class Clips:
 
 
 def segment_error(
-    student: CausalDiT, teacher: CausalDiT, clips: Clips, segment: Tensor, guidance: float
+    student: CausalDiT,
+    teacher: CausalDiT,
+    clips: Clips,
+    begun: Tensor,
+    segment: Tensor,
+    guidance: float,
 ) -> Tensor:
     """Return the student's flow less the straight line along which the teacher walked a segment.
 
-    `segment` is `[clips, chunks]`; the result has the shape of the latents.
+    `begun` holds the latents at the start of each chunk's `segment` `[clips, chunks]`; the result
+    has their shape.
     """
     x0, context, labels = clips.x0, clips.context, clips.labels
     count, chunks = x0.shape[:2]
     attention = teacher_forcing(chunks, WINDOW_FRAMES // CHUNK_FRAMES)
-    start = 1 - segment / NUM_PASSES
-    begin, end = shifted(start), shifted((start - 1 / NUM_PASSES).clamp(min=0))
-    x = walked = (1 - wide(begin)) * x0 + wide(begin) * torch.randn_like(x0)
+    begin, end = level(segment), level(segment + 1)
+    walked = begun
     with torch.no_grad():
         for i in range(SUBSTEPS):
-            u = start - i / (SUBSTEPS * NUM_PASSES)
-            here, there = shifted(u), shifted((u - 1 / (SUBSTEPS * NUM_PASSES)).clamp(min=0))
+            here, there = level(segment + i / SUBSTEPS), level(segment + (i + 1) / SUBSTEPS)
             rows = teacher_forcing_rows(x0, context, walked, here, labels)
             flow = noisy_part(guided_flow(teacher, rows, attention, guidance), count, chunks)
             walked = walked + wide(there - here) * flow
-    target = (x - walked) / wide(begin - end)
-    rows = teacher_forcing_rows(x0, context, x, begin, labels)
+    target = (begun - walked) / wide(begin - end)
+    rows = teacher_forcing_rows(x0, context, begun, begin, labels)
     return noisy_part(flow_of(student, rows, attention), count, chunks) - target
+
+
+def noised(x0: Tensor, segment: Tensor) -> Tensor:
+    """Return clips noised to where their segments begin."""
+    sigma = wide(level(segment))
+    return (1 - sigma) * x0 + sigma * torch.randn_like(x0)
+
+
+def rolled_out(student: CausalDiT, clips: Clips, segment: Tensor) -> Tensor:
+    """Return where the student's own passes lead from noise, up to each chunk's segment."""
+    x0, attention = clips.x0, teacher_forcing(clips.x0.shape[1], WINDOW_FRAMES // CHUNK_FRAMES)
+    reached = x = torch.randn_like(x0)
+    for i in range(NUM_PASSES - 1):
+        here = torch.full_like(segment, i)
+        rows = teacher_forcing_rows(x0, clips.context, x, level(here), clips.labels)
+        flow = noisy_part(flow_of(student, rows, attention), *x0.shape[:2])
+        x = x + wide(level(here + 1) - level(here)) * flow
+        reached = torch.where(wide(segment > i), x, reached)
+    return reached
 
 
 def own_context(student: CausalDiT, x0: Tensor, labels: Tensor, attention: SelfAttention) -> Tensor:
     """Return clean chunks, half of them as the student's last pass would leave them."""
     clips, chunks = x0.shape[:2]
-    last = shifted(torch.full((clips, chunks), 1 / NUM_PASSES, device=x0.device))
-    noised = (1 - wide(last)) * x0 + wide(last) * torch.randn_like(x0)
-    rows = teacher_forcing_rows(x0, x0, noised, last, labels)
+    segment = torch.full((clips, chunks), NUM_PASSES - 1, device=x0.device)
+    sigma, noisy = level(segment), noised(x0, segment)
+    rows = teacher_forcing_rows(x0, x0, noisy, sigma, labels)
     flow = noisy_part(flow_of(student, rows, attention), clips, chunks)
     own = torch.rand(clips, chunks, device=x0.device) < 0.5
-    return torch.where(wide(own), noised - wide(last) * flow, x0)
+    return torch.where(wide(own), noisy - wide(sigma) * flow, x0)
 
 
 def main() -> None:
@@ -147,7 +184,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--guidance", type=float, default=1.6)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--openings", type=int, default=12, help="first chunks alone, a step")
+    parser.add_argument("--openings", type=int, default=16, help="first chunks alone, a step")
     parser.add_argument("--lr", type=float, default=6e-4)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()

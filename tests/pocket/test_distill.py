@@ -1,0 +1,63 @@
+"""The few-step distillation: where segments begin, and what is learnt on them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from streamgen.models.causal_dit import CausalDiT, SelfAttention
+from streamgen.pocket.config import CHUNK_FRAMES, DIT
+from streamgen.pocket.train import distill
+from streamgen.pocket.train.distill import Clips, level, noised, rolled_out, segment_error
+
+SPEED = 2.0
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> CausalDiT:
+    """Return a model along whose flow everything moves at one speed."""
+
+    def flow_of(model: CausalDiT, rows: dict[str, Tensor], attention: SelfAttention) -> Tensor:
+        return torch.full_like(rows["latents"], SPEED)
+
+    monkeypatch.setattr(distill, "flow_of", flow_of)
+    with torch.device("meta"):
+        return CausalDiT(DIT)
+
+
+def some_clips(count: int, chunks: int = 1) -> Clips:
+    x0 = torch.randn(count, chunks, CHUNK_FRAMES, 2, 4, 4)
+    return Clips(x0, x0, torch.zeros(count, chunks, 6, dtype=torch.int64))
+
+
+def test_segments_are_the_shifted_schedule() -> None:
+    assert level(torch.arange(5)).tolist() == pytest.approx([1, 0.9375, 5 / 6, 0.625, 0])
+
+
+def test_noised_clips_begin_as_noise_and_end_as_themselves() -> None:
+    x0 = some_clips(2).x0
+    torch.manual_seed(0)
+    begun = noised(x0, torch.tensor([[0], [distill.NUM_PASSES]]))
+    torch.manual_seed(0)
+    noise = torch.randn_like(x0)
+    assert torch.equal(begun, torch.stack([noise[0], x0[1]]))
+
+
+def test_a_roll_out_goes_as_far_as_each_chunks_segment(model: CausalDiT) -> None:
+    clips, segment = some_clips(4), torch.arange(4)[:, None]
+    torch.manual_seed(1)
+    reached = rolled_out(model, clips, segment)
+    torch.manual_seed(1)
+    noise = torch.randn_like(clips.x0)
+    way = (level(segment) - 1)[:, :, None, None, None, None] * SPEED
+    torch.testing.assert_close(reached, noise + way)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_who_walks_as_the_teacher_does_has_no_error(model: CausalDiT, chunks: int) -> None:
+    clips = some_clips(4, chunks)
+    segment = torch.arange(4)[:, None].expand(-1, chunks)
+    error = segment_error(model, model, clips, noised(clips.x0, segment), segment, 1.6)
+    assert error.shape == clips.x0.shape
+    torch.testing.assert_close(error, torch.zeros_like(error), atol=1e-4, rtol=0)
