@@ -83,9 +83,10 @@ def set_up(setup: LogSetup) -> None:
     handler.setFormatter(kind(setup.process))
     logging.basicConfig(level=setup.level, handlers=[handler])
     root = logging.getLogger()
-    if setup.format == "text" and root.level > logging.DEBUG:
-        for name in TRACES:
-            logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
+    quiet = setup.format == "text" and root.level > logging.DEBUG
+    for name in TRACES:
+        level = max(root.level, logging.WARNING) if quiet else logging.NOTSET
+        logging.getLogger(name).setLevel(level)
 
 
 def current(process: str) -> LogSetup:

@@ -73,6 +73,8 @@ def test_chunks_are_told_to_machines_and_to_who_asks_for_all(
     bare_root: logging.Logger, setup: LogSetup, traced: bool
 ) -> None:
     bare_root.handlers.clear()  # pytest's own come before each test
+    for name in logs.TRACES:
+        logging.getLogger(name).setLevel(logging.ERROR)  # as an earlier server may have left it
     logs.set_up(setup)
     for name in logs.TRACES:
         assert logging.getLogger(name).isEnabledFor(logging.INFO) is traced
