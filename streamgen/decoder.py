@@ -147,7 +147,8 @@ class StreamingDecoder:
         with self._lane.after(moment, latents):
             batch = latents[None].to(self.device, self.dtype)
             frames, state = self._vae.decode_step(batch, stream.state)
-            wanted = frames[0, :num_frames].float().mul(255).round_().to(torch.uint8)
+            wanted = frames[0, :num_frames].to(torch.float32, copy=True)
+            wanted = wanted.mul_(255).round_().to(torch.uint8)
             pixels = self._lane.fetch(wanted.permute(0, 2, 3, 1).contiguous())
         stream.state = state
         pixels.flags.writeable = False

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from streamgen.models.fused import LinearGELU, in_steps
+from streamgen.models.norm import RMSNorm
 from streamgen.models.rope import rotate, rotate_normed, rotation
 
 SelfAttention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -60,19 +61,6 @@ class DiTConfig:
     def tokens_per_frame(self, height: int, width: int) -> int:
         """Return the tokens of one latent frame of `height` x `width` latents."""
         return (height // self.patch_size[1]) * (width // self.patch_size[2])
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm over the full width, all heads together."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last axis in float32."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
 class Projections(nn.Module):

@@ -78,7 +78,7 @@ class FoldedTAEHV(nn.Module):
         frames = self._pixels(x)
         if not state.started:
             frames = frames[:, STARTUP_FRAMES:]
-        return frames.clamp(0, 1), TAEHVState(memory, started=True)
+        return frames.clamp_(0, 1), TAEHVState(memory, started=True)
 
     def _pixels(self, x: Tensor) -> Tensor:
         """Return the frames `[batch, time, 3, 2h, 2w]` of features `[time', batch, h, w, C]`."""
