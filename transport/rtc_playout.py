@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-UNEVEN_S: Final = 0.015  # of jitter: about a refresh of the screen
-EVEN_S: Final = 0.008
+UNEVEN_S: Final = 0.02  # of jitter: more than a refresh of most screens
+EVEN_S: Final = 0.012
 
 
 def delay_limits(least_s: float, most_s: float) -> bytes:
