@@ -1,7 +1,8 @@
 """How old a frame is when Chromium shows it, by each way that the page knows.
 
 The page runs as people have it. A script beside it reads the number that is painted into each
-picture, at every animation frame: what such a frame finds is what it brings to the screen.
+picture: when the page takes it as shown (a video element's requestVideoFrameCallback, the animation
+frame of a canvas), and at every animation frame, which brings to the screen what it finds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from streamgen.bench_viewers import new_session
 from streamgen.errors import StreamgenError
 
 WAYS: Final = {"webrtc": ("WebRTC", 60.0), "jpeg": ("JPEG", 25.0), "webcodecs": ("WebCodecs", 35.0)}
+WHAT: Final = {"told": "when Chromium's page has it", "seen": "on Chromium's screen"}
 OLDEST_S: Final = 0.8  # half of what the numbers take to come again
 LIVE_WITHIN_S: Final = 60.0
 FLAGS: Final = (
@@ -41,11 +43,10 @@ FLAGS: Final = (
 WATCH: Final = f"""
     const probe = new OffscreenCanvas({CELL * NUMBER_BITS}, {CELL})
       .getContext("2d", {{ willReadFrequently: true }});
-    window.seen = [];
-    let last = null;
-    const look = () => {{
-      requestAnimationFrame(look);
-      const shown = document.getElementById("video-1").lastElementChild;
+    const screen = document.getElementById("video-1");
+    const note = (numbers) => {{
+      const at = performance.timeOrigin + performance.now();
+      const shown = screen.lastElementChild;
       if (!shown) return;
       probe.drawImage(shown, 0, 0);
       const row = probe.getImageData(0, {CELL // 2}, {CELL * NUMBER_BITS}, 1).data;
@@ -53,8 +54,14 @@ WATCH: Final = f"""
       for (let bit = 0; bit < {NUMBER_BITS}; bit += 1) {{
         number = 2 * number + (row[4 * ({CELL} * bit + {CELL // 2}) + 1] > 127);
       }}
-      if (number !== last) window.seen.push([number, performance.timeOrigin + performance.now()]);
-      last = number;
+      if (number !== numbers.at(-1)?.[0]) numbers.push([number, at]);
+    }};
+    window.noted = {{ told: [], seen: [] }};
+    new MutationObserver(() => note(window.noted.told))
+      .observe(screen, {{ attributeFilter: ["data-frame-index"] }});
+    const look = () => {{
+      requestAnimationFrame(look);
+      note(window.noted.seen);
     }};
     look();
 """
@@ -77,14 +84,15 @@ async def measure_screen(server: ServerProcess, picture: Picture, seconds: float
             await server.ask("due")
             await asyncio.to_thread(browser.execute_script, WATCH)
             await asyncio.sleep(seconds)
-            seen = await asyncio.to_thread(browser.execute_script, "return window.seen")
-            epoch_s = time.time() - time.monotonic()
-            times = [(int(number), at_ms / 1000 - epoch_s) for number, at_ms in seen[1:]]
-            ages = screen_ages_ms(times, await server.ask("due"), num_numbers)
-            figures += [
-                Figure(f"age on Chromium's screen, {name}, p50", percentile(ages, 50), "ms", mark),
-                Figure(f"age on Chromium's screen, {name}, p95", percentile(ages, 95), "ms"),
-            ]
+            noted = await asyncio.to_thread(browser.execute_script, "return window.noted")
+            epoch_s, dues = time.time() - time.monotonic(), await server.ask("due")
+            for key, what in WHAT.items():
+                times = [(int(number), at_ms / 1000 - epoch_s) for number, at_ms in noted[key][1:]]
+                ages = screen_ages_ms(times, dues, num_numbers)
+                figures += [
+                    Figure(f"age {what}, {name}, p50", percentile(ages, 50), "ms", mark),
+                    Figure(f"age {what}, {name}, p95", percentile(ages, 95), "ms"),
+                ]
     return figures
 
 

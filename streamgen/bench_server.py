@@ -22,12 +22,12 @@ from streamgen.bench_process import LOOPBACK, Command, run_server
 from streamgen.bench_source import Picture, ReelHost, paint_reel
 from streamgen.config import EngineConfig
 from transport.encoder import Frame
+from transport.host import StreamHost
 from transport.http import create_app
 from transport.options import TransportOptions
 from transport.replies import CloseCode, ServerMessage
 from transport.server import listen, uvicorn_config
 from transport.sessions import Sessions
-from transport.stream import StreamHost
 
 if TYPE_CHECKING:
     from streamgen.models.presets import (

@@ -13,11 +13,10 @@ from typing import Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from transport.host import HostStats, ModelInfo
 from transport.stream import (
     Chunk,
     Event,
-    HostStats,
-    ModelInfo,
     Receipt,
     SessionConfig,
     State,
@@ -88,7 +87,7 @@ def _spots(
 
 
 class ReelHost:
-    """Fits `transport.stream.StreamHost`: every session shows the same reel."""
+    """Fits `transport.host.StreamHost`: every session shows the same reel."""
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture

@@ -53,8 +53,9 @@ NOTES: Final = (
     "aiortc: its own encoder for each viewer, at the most it gives (VP8 1.5, H.264 3 Mbit/s)",
     "offer: from the POST to the last packet of the first frame, session running",
     "age: from when the pacer has a frame due to when its last byte is with the viewer's code; "
-    "late wake-ups, fan-out, encryption and sockets are in it, encoding and decoding are not; on "
-    "Chromium's screen: to the animation frame that shows it, decoding and drawing included",
+    "late wake-ups, fan-out, encryption and sockets are in it, encoding and decoding are not; when "
+    "Chromium's page has it: to requestVideoFrameCallback, or the canvas's animation frame; on "
+    "Chromium's screen: to the animation frame that finds it there, which is never sooner",
     "lag: how late the server's event loop runs what is due, looked at every 5 ms",
 )
 

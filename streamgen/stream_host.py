@@ -22,6 +22,7 @@ from streamgen.snapshot import from_bytes, to_bytes
 from streamgen.text import Text, TextBlend
 from transport import stream as shown
 from transport.fields import Prompt, WeightedPrompt
+from transport.host import HostStats, ModelInfo
 from transport.wire import Control, ScoreEntry, SessionInteraction, SessionRewind, SessionUpdate
 
 
@@ -73,12 +74,12 @@ class EngineHost:
     def _hosted(self, stream: EngineStream, *, run_unwatched: bool) -> HostedStream:
         return HostedStream(stream, self._client, self._expander, run_unwatched=run_unwatched)
 
-    def stats(self) -> shown.HostStats:
+    def stats(self) -> HostStats:
         """Return the latest figures without waiting."""
         stats, preset, config = self._client.stats(), self._client.preset, self._client.config
         assert config.size is not None
         assert config.fps is not None
-        model = shown.ModelInfo(
+        model = ModelInfo(
             id=preset.name,
             width=config.size[0],
             height=config.size[1],
@@ -86,7 +87,7 @@ class EngineHost:
             chunk_frames=preset.chunks.chunk_frames * preset.chunks.temporal_factor,
             suggestions=preset.suggestions,
         )
-        return shown.HostStats(
+        return HostStats(
             alive=stats.alive,
             ready=stats.ready,
             stage=stats.stage,

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from transport.goodbye import Goodbye
+from transport.host import HostStats, ModelInfo, StreamHost
 from transport.loop_lag import watch_loop
 from transport.media_api import media_router
 from transport.metrics import Metrics
@@ -27,7 +28,6 @@ from transport.schema import realtime_schema
 from transport.sessions import PATH as SESSIONS
 from transport.sessions import Sessions
 from transport.sessions_api import sessions_router
-from transport.stream import HostStats, ModelInfo, StreamHost
 from transport.travel_api import travel_router
 from transport.websocket import RealtimeSocket
 from transport.whep_api import whep_router

@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from transport.host import StreamHost
 from transport.metrics import CONTENT_TYPE, Metrics
 from transport.sessions import Sessions
-from transport.stream import StreamHost
 
 
 class Scrape:

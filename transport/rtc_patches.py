@@ -22,8 +22,10 @@ from aiortc import (
     RTCRtpTransceiver,
 )
 from aiortc.clock import current_ntp_time
+from aiortc.codecs import HEADER_EXTENSIONS
 from aiortc.mediastreams import MediaStreamError
 from aiortc.rtcdtlstransport import State
+from aiortc.rtcrtpparameters import RTCRtpHeaderExtensionParameters
 from aiortc.rtp import (
     RTCP_PSFB_APP,
     RTCP_RTPFB_NACK,
@@ -69,6 +71,7 @@ FIELDS: Final[tuple[tuple[type, str], ...]] = (  # what these have once they are
 )
 MID: Final = "urn:ietf:params:rtp-hdrext:sdes:mid"
 SEND_TIME: Final = "http://www.webrtc.org/experiments/rtp-hdrext/abs-send-time"
+PLAYOUT_DELAY: Final = "http://www.webrtc.org/experiments/rtp-hdrext/playout-delay"
 CANCEL_AGAIN_S: Final = 0.1
 Gather = Callable[..., Awaitable[list[Any]]]
 
@@ -79,8 +82,8 @@ class Feedback(Protocol):
     def lost(self, sequence_numbers: list[int]) -> None:
         """Be told which packets are missing."""
 
-    def reported(self, share_lost: float) -> None:
-        """Be told the share of packets that were lost since the last report."""
+    def reported(self, share_lost: float, jitter: int) -> None:
+        """Be told the share of packets lost since the last report, and the jitter in 1/90000 s."""
 
     def estimated(self, bps: float) -> None:
         """Be told what the receiver thinks the connection carries."""
@@ -111,7 +114,7 @@ def hook_feedback(sender: RTCRtpSender, feedback: Feedback) -> None:
         elif isinstance(packet, RtcpRrPacket):
             for report in packet.reports:
                 if report.ssrc == sender._ssrc:
-                    feedback.reported(report.fraction_lost / 256)
+                    feedback.reported(report.fraction_lost / 256, report.jitter)
         elif isinstance(packet, RtcpPsfbPacket) and packet.fmt == RTCP_PSFB_APP:
             for bps in _remb(packet.fci):
                 feedback.estimated(bps)
@@ -155,9 +158,9 @@ class Line:
         for owner, name in FIELDS:
             _own(parts[owner], name)
         self.ssrc: int = self._sender._ssrc
-        values = {MID: transceiver.mid.encode(), SEND_TIME: bytes(3)}
+        values = {MID: transceiver.mid.encode(), SEND_TIME: bytes(3), PLAYOUT_DELAY: bytes(3)}
         found = {one.uri: one.id for one in transceiver._headerExtensions}
-        # The number of each header extension and what it says; that of the time is 3 bytes.
+        # The number of each header extension and what it says; what changes is of 3 bytes.
         self.extensions = {uri: (found[uri], values[uri]) for uri in values if uri in found}
 
     @property
@@ -252,6 +255,13 @@ def widen_ciphers() -> None:
 
     create.original = original  # type: ignore[attr-defined]
     RTCCertificate._create_ssl_context = create
+
+
+def agree_to_delays() -> None:
+    """Let viewers be told how long they may keep frames, if they know how."""
+    if all(one.uri != PLAYOUT_DELAY for one in HEADER_EXTENSIONS["video"]):
+        ours = RTCRtpHeaderExtensionParameters(id=4, uri=PLAYOUT_DELAY)  # viewers' number counts
+        HEADER_EXTENSIONS["video"].append(ours)
 
 
 def gather_with(gatherer: RTCIceGatherer, gather: Gather) -> None:

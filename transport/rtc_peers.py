@@ -12,7 +12,7 @@ from transport.ice import check_ice_servers, check_public_ip, check_udp_ports, l
 from transport.metrics import Metrics
 from transport.options import TransportOptions
 from transport.rtc_candidates import Reach
-from transport.rtc_patches import check_names, widen_ciphers
+from transport.rtc_patches import agree_to_delays, check_names, widen_ciphers
 from transport.sdp_rules import read_offer
 from transport.stream import StreamError
 from transport.video import CODECS
@@ -34,6 +34,7 @@ class Peers:
     def __init__(self, options: TransportOptions, metrics: Metrics) -> None:
         check_names()
         widen_ciphers()
+        agree_to_delays()
         self._servers = check_ice_servers(options.ice_servers, options.turn_secret)
         self._secret = options.turn_secret
         public_ip = options.public_ip and check_public_ip(options.public_ip)

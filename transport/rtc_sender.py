@@ -20,7 +20,8 @@ from aiortc.codecs.h264 import PACKET_MAX, H264Encoder
 from aiortc.rtp import RTP_HISTORY_SIZE, RtpPacket, pack_header_extensions
 
 from transport.rtc_pacer import Pacer
-from transport.rtc_patches import MID, SEND_TIME, Line
+from transport.rtc_patches import MID, PLAYOUT_DELAY, SEND_TIME, Line
+from transport.rtc_playout import Playout
 from transport.video import Packet
 
 NUM_CUT: Final = 128  # frames kept as they were cut: viewers are not all at the same one
@@ -70,14 +71,24 @@ class Headers:
         self._ssrc = ssrc
         self._payload_type = payload_type
         self._first = 0x90 if extensions else 0x80
-        timed = SEND_TIME in extensions
+        self._timed = SEND_TIME in extensions
         # The time comes first, so that its place is known.
         ordered = sorted(extensions, key=lambda uri: uri != SEND_TIME)
-        profile, values = pack_header_extensions([extensions[uri] for uri in ordered])
-        block = struct.pack("!HH", profile, len(values) // 4) + values if extensions else b""
-        place = (5 if profile == ONE_BYTE else 6) if timed else len(block)
+        self._extensions = {uri: extensions[uri] for uri in ordered}
+        self._lay_out()
+
+    def limit_delay(self, limits: bytes) -> None:
+        """Say from now on how long frames may be kept, to a viewer that knows how."""
+        number, before = self._extensions.get(PLAYOUT_DELAY, (0, limits))
+        if limits != before:
+            self._extensions[PLAYOUT_DELAY] = (number, limits)
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        profile, values = pack_header_extensions(list(self._extensions.values()))
+        block = struct.pack("!HH", profile, len(values) // 4) + values if values else b""
+        place = (5 if profile == ONE_BYTE else 6) if self._timed else len(block)
         self._before, self._after = block[:place], block[place + 3 :]
-        self._timed = timed
         self.num_bytes = RTP.size + len(block)
 
     def packet(self, number: int, timestamp: int, is_last: bool, payload: bytes) -> bytes:
@@ -118,13 +129,15 @@ class SentPackets:
 class RtpSender:
     """The sending loop of one viewer.
 
-    Packets wait for their turn by `pacer`. `sent(newest, num_packets, num_bytes)` is called before
-    each wait and after each frame: nobody else runs in between.
+    Packets wait for their turn by `pacer`, and say what `playout` does of how long they may be
+    kept. `sent(newest, num_packets, num_bytes)` is called before each wait and after each frame:
+    nobody else runs in between.
     """
 
-    def __init__(self, source: PacketSource, pacer: Pacer, sent: Sent) -> None:
+    def __init__(self, source: PacketSource, pacer: Pacer, playout: Playout, sent: Sent) -> None:
         self._source = source
         self._pacer = pacer
+        self._playout = playout
         self._sent = sent
         # SRTP goes wrong when the number starts over before the first packet has arrived.
         self._number = random.randrange(1 << 15)
@@ -142,6 +155,7 @@ class RtpSender:
             if line.is_enabled:
                 timestamp = (self._origin + pts) & 0xFFFFFFFF
                 line.begins(timestamp)
+                headers.limit_delay(self._playout.limits)
                 payloads = payloads_of(source.encoding, packet)
                 await self._send(line, headers, history, timestamp, payloads)
 

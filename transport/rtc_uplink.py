@@ -9,6 +9,7 @@ from aiortc import RTCRtpTransceiver
 
 from transport import rtc_patches
 from transport.rtc_pacer import PACKET_BYTES, Pacer, ResendLimiter
+from transport.rtc_playout import Playout
 from transport.rtc_rate import RateControl
 from transport.rtc_sender import PacketSource, RtpSender
 
@@ -39,6 +40,7 @@ class Uplink:
         self.num_refused = 0
         self._source = source
         self._pacer = Pacer(CAREFUL_PACE * start_bps)
+        self._playout = Playout()
         self._limiter = ResendLimiter()
         self._missing: dict[int, None] = {}  # in the order they were first asked for
         self._newest = 0  # sequence number
@@ -53,7 +55,8 @@ class Uplink:
         rtc_patches.hook_keyframes(sender, self._source.need_key)
         rtc_patches.hook_feedback(sender, self)
         rtc_patches.limit_resends(sender, self._allow)
-        rtc_patches.send_with(transceiver, RtpSender(source, self._pacer, self.sent).run)
+        loop = RtpSender(source, self._pacer, self._playout, self.sent)
+        rtc_patches.send_with(transceiver, loop.run)
 
     def sent(self, newest: int, num_packets: int, num_bytes: int) -> None:
         """Be told what left since the last time, and the newest sequence number."""
@@ -72,8 +75,9 @@ class Uplink:
         self.rate.lost(time.monotonic(), num_lost)
         self._follow()
 
-    def reported(self, share_lost: float) -> None:
-        """Be told the share of packets that were lost since the last report."""
+    def reported(self, share_lost: float, jitter: int) -> None:
+        """Be told the share of packets lost since the last report, and the jitter in 1/90000 s."""
+        self._playout.reported(jitter / 90_000)
         self.rate.reported(time.monotonic(), share_lost)
         self._follow()
 

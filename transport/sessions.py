@@ -13,13 +13,14 @@ from typing import Final
 from transport.broadcast import Broadcast, Manner
 from transport.encoder import Encoder
 from transport.fanout import Viewer
+from transport.host import StreamHost
 from transport.metrics import Metrics
 from transport.options import TransportOptions
 from transport.places import Places
 from transport.recordings import Recordings
 from transport.replies import CloseCode
 from transport.session_meter import Pace, SessionMeter
-from transport.stream import SessionConfig, Stream, StreamError, StreamHost
+from transport.stream import SessionConfig, Stream, StreamError
 from transport.timeline import Timeline
 from transport.wire import SessionFork, SessionStart
 

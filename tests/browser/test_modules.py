@@ -86,6 +86,20 @@ def test_frames_before_any_announcement(module: Any) -> None:
     assert module("programme", PROGRAMME, [[500, 0, 1], [1010, 510, 6]]) == [-1, 48]
 
 
+def test_another_frame_rate_is_followed(module: Any) -> None:
+    """The media time within a chunk goes by the rate of the chunk before, not of the start."""
+    script = """
+        const programme = new it.Programme(10);
+        for (const [at, chunk] of [[1000, 4], [3400, 5]]) {
+          programme.heard({ type: "video.chunk_metadata", generation_chunk_index: chunk,
+              first_frame_index: 12 * chunk, num_frames: 12, pts_ms: 2400 * (chunk - 4) }, at);
+        }
+        return [1, 2, 3].map((presentedFrames) =>
+          programme.place(3400, { presentedFrames }).ptsUs);
+    """
+    assert module("programme", script) == [2_400_000, 2_600_000, 2_800_000]
+
+
 def test_mp4_and_h264_are_read(module: Any) -> None:
     """Codec name, time scale, fragment time and keyframes come from the first bytes."""
     script = """

@@ -12,6 +12,7 @@ from streamgen.engine_client import EngineClient
 from streamgen.stream_host import EngineHost
 from tests.streamgen.tiny import TINY, tiny_config
 from transport.fields import WeightedPrompt
+from transport.host import StreamHost
 from transport.stream import (
     Chunk,
     Receipt,
@@ -19,7 +20,6 @@ from transport.stream import (
     StateChanged,
     Stream,
     StreamError,
-    StreamHost,
     Superseded,
 )
 from transport.wire import Control, ScoreEntry, SessionInteraction, Transition, parse

@@ -13,9 +13,8 @@ from tests.transport.fake_scene import Scene, from_blob
 from tests.transport.fake_stream import FakeStream
 from tests.transport.painting import Shot, paint_revision
 from transport.fields import Prompt
+from transport.host import HostStats, ModelInfo
 from transport.stream import (
-    HostStats,
-    ModelInfo,
     Overloaded,
     SessionConfig,
     StreamConfig,

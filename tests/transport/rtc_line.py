@@ -10,6 +10,7 @@ from aiortc.rtp import RtpPacket
 
 from transport.rtc_pacer import Pacer
 from transport.rtc_patches import MID, SEND_TIME
+from transport.rtc_playout import Playout
 from transport.rtc_sender import RtpSender
 from transport.video import Codec, Packet, VideoEncoder
 
@@ -79,4 +80,4 @@ Told = list[tuple[int, int, int]]
 def make_sender(source: Any, bps: float = 1e9) -> tuple[RtpSender, Told]:
     """Return a sender and what it tells."""
     told: Told = []
-    return RtpSender(source, Pacer(bps), lambda *sent: told.append(sent)), told
+    return RtpSender(source, Pacer(bps), Playout(), lambda *sent: told.append(sent)), told

@@ -111,9 +111,9 @@ class Heard:
         """Note."""
         self.all.append(list(sequence_numbers))
 
-    def reported(self, share_lost: float) -> None:
+    def reported(self, share_lost: float, jitter: int) -> None:
         """Note."""
-        self.all.append(share_lost)
+        self.all.append((share_lost, jitter))
 
     def estimated(self, bps: float) -> None:
         """Note."""
@@ -138,14 +138,14 @@ async def test_feedback() -> None:
     reports = [report(SSRC, 64), report(SSRC + 1, 255)]
     for packet in (nack, remb, strange, RtcpRrPacket(ssrc=1, reports=reports)):
         await sender._handle_rtcp_packet(packet)
-    assert heard.all == [[7, 9], pytest.approx(1e6, rel=0.01), 0.25]
+    assert heard.all == [[7, 9], pytest.approx(1e6, rel=0.01), (0.25, 450)]
     assert len(passed) == 4
 
 
 def report(ssrc: int, fraction_lost: int) -> RtcpReceiverInfo:
     """Return a report of one stream."""
     return RtcpReceiverInfo(
-        ssrc=ssrc, fraction_lost=fraction_lost, packets_lost=1, highest_sequence=1, jitter=0,
+        ssrc=ssrc, fraction_lost=fraction_lost, packets_lost=1, highest_sequence=1, jitter=450,
         lsr=0, dlsr=0,
     )  # fmt: skip
 

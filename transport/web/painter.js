@@ -1,5 +1,8 @@
 /**
- * Decoded frames to a canvas: in order, on the screen's own beat, late ones dropped.
+ * Decoded frames to a canvas: in order, one a refresh of the screen, late ones dropped.
+ *
+ * A frame is drawn when it comes, so that the refresh has it only to show, and not to draw. It
+ * counts as drawn with that refresh, and until then the next one waits: it would hide this one.
  */
 
 import { sizeOf } from "./picture.js";
@@ -14,8 +17,9 @@ export class Painter {
   #context = this.canvas.getContext("2d", { alpha: false });
   #drawn;
   #waiting = []; // [{facts, image}], ascending
+  #drawing = null; // {facts, image} on the canvas, and not on the screen yet
   #newest = -1; // highest index drawn or waiting
-  #shown = -1; // highest index drawn
+  #shown = -1; // highest index on the screen
   #unseen = null; // the newest frame that came while the page was hidden
   #refresh = null;
   #size = "";
@@ -33,39 +37,38 @@ export class Painter {
     else if (facts.index > this.#newest) {
       this.#newest = facts.index;
       this.#waiting.push({ facts, image });
-      this.#schedule();
+      this.#drawNext();
     } else this.#skip({ facts, image });
   }
 
-  #schedule() {
-    if (this.#refresh) return;
-    const draw = () => {
-      this.#cancel();
-      this.#drawNext();
-    };
+  #drawNext() {
+    if (this.#drawing) return;
+    while (this.#waiting.length > MAX_WAITING) this.#skip(this.#waiting.shift());
+    const next = this.#waiting.shift();
+    if (!next) return;
+    this.#fit(sizeOf(next.image));
+    this.#context.drawImage(next.image, 0, 0, this.canvas.width, this.canvas.height);
+    this.#drawing = next;
+    const shown = () => this.#refreshed();
     this.#refresh = {
-      animation: requestAnimationFrame(draw),
-      timer: setTimeout(draw, REFRESH_TIMEOUT_MS),
+      animation: requestAnimationFrame(shown),
+      timer: setTimeout(shown, REFRESH_TIMEOUT_MS),
     };
+  }
+
+  #refreshed() {
+    const { facts, image } = this.#drawing;
+    this.#cancel();
+    this.#shown = facts.index;
+    this.#drawn(facts, image, performance.now());
+    image.close();
+    if (this.#waiting.length) setTimeout(() => this.#drawNext()); // when the refresh is over
   }
 
   #cancel() {
     cancelAnimationFrame(this.#refresh?.animation);
     clearTimeout(this.#refresh?.timer);
-    this.#refresh = null;
-  }
-
-  #drawNext() {
-    while (this.#waiting.length > MAX_WAITING) this.#skip(this.#waiting.shift());
-    const next = this.#waiting.shift();
-    if (!next) return;
-    const { facts, image } = next;
-    this.#fit(sizeOf(image));
-    this.#context.drawImage(image, 0, 0, this.canvas.width, this.canvas.height);
-    this.#shown = facts.index;
-    this.#drawn(facts, image, performance.now());
-    image.close();
-    if (this.#waiting.length) this.#schedule();
+    this.#refresh = this.#drawing = null;
   }
 
   #fit({ width, height }) {
@@ -91,6 +94,8 @@ export class Painter {
 
   #visibilityChanged() {
     if (document.hidden) {
+      if (this.#drawing) this.#waiting.unshift(this.#drawing);
+      this.#cancel();
       for (const frame of this.#waiting.splice(0)) this.#keepUnseen(frame);
       this.#newest = this.#shown;
       return;
@@ -101,6 +106,7 @@ export class Painter {
   }
 
   #clear() {
+    this.#drawing?.image.close();
     this.#cancel();
     for (const { image } of this.#waiting.splice(0)) image.close();
     this.#unseen?.image.close();

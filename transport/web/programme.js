@@ -29,6 +29,7 @@ export class Programme {
   /** Take note of a message of the control socket that came at `at`. */
   heard(message, at) {
     if (message.type !== "video.chunk_metadata") return;
+    const before = this.#chunks.at(-1);
     this.#chunks.push({
       at,
       chunk: message.generation_chunk_index,
@@ -37,6 +38,7 @@ export class Programme {
       ptsUs: message.pts_ms * 1000,
     });
     if (this.#chunks.length > MAX_CHUNKS) this.#chunks.shift();
+    this.#follow(before, this.#chunks.at(-1));
   }
 
   /** Return index, chunk and media time of a frame presented at `now`. */
@@ -50,6 +52,12 @@ export class Programme {
     this.#index = Math.min(Math.max(next, on.first), Math.max(last, this.#index));
     const ptsUs = on.ptsUs + ((this.#index - on.first) / this.#fps) * 1e6;
     return { index: this.#index, chunk: on.chunk, ptsUs: Math.round(ptsUs) };
+  }
+
+  /** Take the frame rate from two chunks in a row: it may be changed while the session runs. */
+  #follow(before, newest) {
+    if (newest.chunk !== before?.chunk + 1 || newest.ptsUs <= before.ptsUs) return;
+    this.#fps = (1e6 * before.count) / (newest.ptsUs - before.ptsUs);
   }
 
   /** Return the next index, over frames that the element presented and nobody was told of. */
