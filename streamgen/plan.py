@@ -28,8 +28,7 @@ def run(engine: EngineConfig, options: PlanConfig) -> int:
     Raises ConfigError, InvalidRequest or Unsupported for what cannot be planned.
     """
     _check(engine, options)
-    if options.plot is not None:
-        _check_plot(options.plot)
+    _check_files(options)
     if options.calibrate:
         from streamgen import calibrate
 
@@ -49,17 +48,17 @@ def run(engine: EngineConfig, options: PlanConfig) -> int:
 
         plan_plot.draw(document, options.plot)
     if options.json == STANDARD_OUTPUT:
-        print(json.dumps(document, indent=2))
+        print(json.dumps(document, indent=2, allow_nan=False))
         return 0
     print("\n".join(lines))
     if options.json is not None:
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+        options.json.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     return 0
 
 
 def find_card(options: PlanConfig) -> Card:
     """Return the card that is asked for. Raises ConfigError when nothing is known of it."""
-    name = options.gpu or ("cpu" if options.reference is None else "h100")
+    name = "cpu" if _is_this_machine(options) else options.gpu or "h100"
     card = CARDS.get(name)
     if card is None:
         from streamgen.calibrate import calibration_file, read_card
@@ -80,16 +79,25 @@ def find_card(options: PlanConfig) -> Card:
     return card if options.price is None else dataclasses.replace(card, price=options.price)
 
 
-def _check_plot(path: Path) -> None:
-    """Raise ConfigError when the picture cannot be drawn, before anything is measured."""
-    require_matplotlib("plot")
-    from streamgen.video_file import check_output
+def _check_files(options: PlanConfig) -> None:
+    """Raise ConfigError for a file that cannot be written, before anything is measured."""
+    if options.plot is not None:
+        require_matplotlib("plot")
+    file = None if options.json == STANDARD_OUTPUT else options.json
+    for path, suffix, param in ((options.plot, ".png", "plot"), (file, ".json", "json")):
+        if path is not None:
+            from streamgen.video_file import check_output
 
-    check_output(path, (".png",), "plot")
+            check_output(path, (suffix,), param)
 
 
 def _check(engine: EngineConfig, options: PlanConfig) -> None:
     """Raise ConfigError for options that contradict each other, Unsupported for dead ones."""
+    if options.calibration is not None and not options.calibrate and not _is_this_machine(options):
+        raise ConfigError(
+            "calibration is read for --gpu cpu alone; a card of your own is --gpu FILE",
+            param="calibration",
+        )
     if options.reference is None:
         refuse_dead_options(True, options.step_cache, options.parallel)
         if options.frames is not None:
@@ -101,6 +109,10 @@ def _check(engine: EngineConfig, options: PlanConfig) -> None:
                 f"{key} is of sessions; the reference {options.reference} makes a request at once",
                 param=key,
             )
-    if options.vae == "tiny" or options.sessions is not None:
-        key = "sessions" if options.sessions is not None else "vae"
-        raise ConfigError(f"{key} is of causal models, not of {options.reference}", param=key)
+    for key in ("sessions", "vae", "seconds"):
+        if getattr(options, key) != getattr(PlanConfig(), key):
+            raise ConfigError(f"{key} is of causal models, not of {options.reference}", param=key)
+
+
+def _is_this_machine(options: PlanConfig) -> bool:
+    return options.gpu == "cpu" or (options.gpu is None and options.reference is None)

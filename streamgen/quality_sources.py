@@ -69,17 +69,26 @@ def is_options(source: str) -> bool:
 def options_of(engine: EngineConfig, text: str, side: str) -> EngineConfig:
     """Return the engine's options with those of KEY=VALUE,... in their place.
 
-    Raises ConfigError for an option that does not exist or a value it cannot have.
+    Raises ConfigError for an option that does not exist or a value it cannot have, for one that is
+    given twice, and for another model.
     """
     flags: dict[str, object] = {}
     for entry in text.split(","):
-        key, equals, value = entry.partition("=")
+        name, equals, value = entry.partition("=")
+        key = name.strip().replace("-", "_")
         if not equals:
             raise ConfigError(
                 f"--{side} {text}: expected a file, or KEY=VALUE,... as in steps=2,dtype=bf16",
                 param=side,
             )
-        flags[key.strip().replace("-", "_")] = value.strip()
+        if key in flags:
+            raise ConfigError(f"--{side} {text}: {key} is given twice", param=side)
+        flags[key] = value.strip()
+    if flags.get("model", engine.model) != engine.model:
+        raise ConfigError(
+            f"--{side} {text}: both sides are of one model, {engine.model}; --model names another",
+            param=side,
+        )
     try:
         settings = read_settings([EngineConfig], flags=flags)
     except ConfigError as error:
@@ -108,18 +117,24 @@ def open_video(path: Path, side: str) -> Clip:
         container.close()
         raise ConfigError(f"--{side}: {path} has no pictures", param=side)
     stream = container.streams.video[0]
-    rate = stream.average_rate or stream.guessed_rate
+    rate, size = stream.average_rate or stream.guessed_rate, (stream.width, stream.height)
 
     def frames() -> Iterator[Pixels]:
         with container:
             try:
                 for frame in container.decode(stream):
+                    if (frame.width, frame.height) != size:
+                        now = f"{frame.width}x{frame.height}"
+                        raise ConfigError(
+                            f"--{side}: {path} goes from {size[0]}x{size[1]} to {now} pixels",
+                            param=side,
+                        )
                     yield frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
             except FFmpegError as error:
                 message = f"--{side}: {path} breaks off: {error.strerror}"
                 raise ConfigError(message, param=side) from error
 
-    return Clip(str(path), (stream.width, stream.height), float(rate or 0), frames())
+    return Clip(str(path), size, float(rate or 0), frames())
 
 
 def read_latents(path: Path, side: str) -> LatentsFile:

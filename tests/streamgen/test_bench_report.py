@@ -154,6 +154,23 @@ def test_files_that_cannot_be_written_are_told_before_anything_is_measured(
             bench_kinds.run(kind, None, options, has_seconds=False)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("kind", "argv", "message"),
+    [
+        ("live", ["--sessions", "3"], "sessions changes nothing in bench live; it is for late"),
+        ("sessions", ["--browser"], "browser changes nothing in bench sessions; it is for trans"),
+        ("capacity", ["--calibration", "a.json"], "calibration changes nothing in bench capacity"),
+        ("latency", ["--max-utilisation", "0.5"], "max_utilisation changes nothing in bench late"),
+        ("sessions", ["--sessions", "1,10001"], "expected numbers of sessions from 1 to 10,000"),
+    ],
+)
+def test_an_option_that_a_kind_does_not_go_by_is_refused(
+    kind: str, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", kind, *argv]) == cli.WRONG_USAGE
+    assert message in capsys.readouterr().err
+
+
 def test_a_picture_without_matplotlib_is_refused_with_the_way_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
