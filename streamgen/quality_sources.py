@@ -7,6 +7,7 @@ and options have none.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from streamgen.quality_compare import Clip, Layout
 from streamgen.startup import resolve
 
 LATENTS: Final = ".safetensors"
+FPS: Final = re.compile(r"[1-9]\d?")  # of a model; more than 60 are never played
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +142,28 @@ def open_video(path: Path, side: str) -> Clip:
 def read_latents(path: Path, side: str) -> LatentsFile:
     """Return a file of latents. Raises ConfigError when it is none."""
     try:
-        with safe_open(path, "np") as file:
+        with safe_open(path, "pt") as file:
             latents, made_from = file.get_tensor("latents"), file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"--{side}: cannot read {path}: {error}", param=side) from error
-    missing = sorted({"model", "seed", "fps", "prompts"} - set(made_from))
-    if missing or latents.ndim != 4:
+    if (wrong := _what_is_wrong(latents, made_from)) is not None:
         raise ConfigError(
-            f"--{side}: {path} is not what `streamgen generate --latents` writes"
-            + (f": it does not say its {missing[0]}" if missing else f": shape {latents.shape}"),
+            f"--{side}: {path} is not what `streamgen generate --latents` writes: {wrong}",
             param=side,
         )
-    return LatentsFile(path, latents.astype(np.float32), made_from)
+    return LatentsFile(path, latents.float().numpy(), made_from)
+
+
+def _what_is_wrong(latents: torch.Tensor, made_from: Mapping[str, str]) -> str | None:
+    """Return why a tensor and what it says of itself are no video's latents; None if they are."""
+    if missing := sorted({"model", "seed", "fps", "prompts"} - set(made_from)):
+        return f"it does not say its {missing[0]}"
+    if not FPS.fullmatch(made_from["fps"]):
+        return f"its fps are {made_from['fps'][:20]!r}"
+    if latents.ndim != 4 or not latents.numel() or not latents.is_floating_point():
+        return f"it has {latents.dtype} of the shape {list(latents.shape)}"
+    # Pixels of what is not finite are all alike: nothing could be told apart.
+    return None if latents.isfinite().all() else "some of it is not finite"
 
 
 def check_same_making(a: LatentsFile, b: LatentsFile) -> None:

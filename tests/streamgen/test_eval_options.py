@@ -17,6 +17,7 @@ from streamgen.command_options import EvalConfig
 from streamgen.engine_worker import EngineWorker
 from streamgen.models.presets import Preset
 from streamgen.quality_sources import Take
+from streamgen.startup import resolve
 from tests.streamgen.evaluating import evaluate
 from tests.streamgen.tiny import TINY, tiny_config
 
@@ -122,9 +123,10 @@ def test_lpips_is_not_tried_when_it_is_not_wanted(
 
 
 def test_the_gate_at_the_start_undoes_what_is_lossy() -> None:
-    engine = tiny_config(dtype="bf16", steps=1, window=6)
+    engine = tiny_config(dtype="bf16", steps=1, window=12, sink=7)
     undone = quality_start.lossless(engine)
     assert (undone.dtype, undone.steps, undone.window) == ("fp32", None, None)
+    assert resolve(undone, TINY).sink == TINY.sink_frames  # 7 would leave no room in its window
     assert undone.deterministic
     assert undone.model == engine.model
 
