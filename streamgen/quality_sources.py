@@ -228,6 +228,7 @@ class Maker:
     def make(self, takes: list[Take]) -> Iterator[Clip]:
         """Yield each take, read one after the other while the engine lives."""
         with Engine(self._config, preset=self._preset) as engine:
+            engine.stream_engine.watch.is_traced = False  # nobody is shown these chunks
             for take in takes:
                 session = engine.open(take.prompt, seed=take.seed, num_frames=self._num_frames)
                 frames = (frame for chunk in session for frame in chunk.frames)
