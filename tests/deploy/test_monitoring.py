@@ -96,6 +96,32 @@ def test_links_within_the_troubleshooting_page() -> None:
         assert any(one.startswith(PREFIX + name) for one in series()), name
 
 
+def source() -> str:
+    """Return what the program says: its source, with strings over several lines put together."""
+    folders = (ROOT / "streamgen", ROOT / "transport", ROOT / "kvcache")
+    files = [f for folder in folders for f in folder.rglob("*") if f.suffix in (".py", ".js")]
+    text = "".join(f.read_text("utf-8") for f in sorted(files))
+    return re.sub(r'"\s*\n\s*f?"', "", text).replace("`", "")
+
+
+# What the system, curl and nginx say, and a sentence that is put together of parts.
+NOT_OURS = ("Address already in use", ") Failed to connect", "proxy_set_header", "cache pages are")
+
+
+def test_messages_of_the_troubleshooting_page_are_those_that_are_printed() -> None:
+    said, text = source(), re.sub(r"```.*?```", "", TROUBLESHOOTING, flags=re.DOTALL)
+    found = 0
+    for quote in re.findall(r"`([^`\n]+)`", text):
+        words = quote.removeprefix("streamgen serve: ").removeprefix("the engine failed: ")
+        for part in re.split(r"\.\.\.|[\w.:%-]*\d[\w.:%-]*|'[^']*'|; did you mean", words):
+            part = part.strip(" ,;:")
+            if len(part.split()) < 3 or any(other in part for other in NOT_OURS):
+                continue
+            found += 1
+            assert part.removesuffix(", told twice") in said, quote
+    assert found > 20
+
+
 def queries(dashboard: dict[str, Any]) -> Iterator[str]:
     """Yield the queries of a dashboard's panels and variables."""
     for panel in dashboard["panels"]:
