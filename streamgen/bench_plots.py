@@ -22,9 +22,9 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     """Write the picture of a benchmark's document."""
     kind, machine, config = document["kind"], document["machine"], document["config"]
     what = config.get("model", config.get("engine", ""))
+    threads = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
     title = (
-        f"streamgen bench {kind}: {what} on {machine['cpu']}, {machine['threads']} threads, torch "
-        f"{machine['torch']}"
+        f"streamgen bench {kind}: {what} on {machine['cpu']}, {threads}, torch {machine['torch']}"
     )
     figure, (left, right) = new_figure(title, 2, TALL if kind == "transport" else (11.0, 4.5))
     first, second = PANELS[kind]
@@ -41,6 +41,7 @@ def _rates(axes: Axes, rows: Rows) -> None:
         sessions, _values(rows, "fps_serial"), "s--", color=COLOURS[1], label="one after another"
     )
     axes.set_ylim(bottom=0)
+    axes.set_xticks(sessions)
     _label(axes, "sessions", "frames a second")
 
 
@@ -86,6 +87,7 @@ def _attainment(axes: Axes, rows: Rows) -> None:
         axes.plot(offered, values, "os^"[i] + "-", color=COLOURS[i], label=label)
     axes.axhline(99, color=COLOURS[5], linestyle=":", label="99 %")
     axes.set_ylim(top=102)
+    axes.set_xticks(offered)
     _label(axes, "sessions offered (arrivals a second x length)", "%")
 
 
@@ -96,6 +98,7 @@ def _waits(axes: Axes, rows: Rows) -> None:
         values = [row[f"ttff_ms_p{percent}"] or float("nan") for row in rows]
         label = f"first frame, p{percent}"
         axes.plot(offered, values, "os"[i] + "-", color=COLOURS[i], label=label)
+    axes.set_xticks(offered)
     _label(axes, "sessions offered (arrivals a second x length)", "ms")
     other = axes.twinx()
     other.plot(offered, _values(rows, "sessions_mean"), "^--", color=COLOURS[2], label="playing")

@@ -98,6 +98,19 @@ def read_card(path: Path) -> Card:
     return card_from(facts, str(path))
 
 
+def calibration_doubts(path: Path) -> list[str]:
+    """Return how this process differs from the one that measured a file: cores, torch."""
+    facts = strict_json.loads(path.read_text("utf-8")).get("machine")
+    if not isinstance(facts, dict):  # a card of somebody's own
+        return []
+    now = {"cores": num_cores(), "torch": torch.__version__}
+    return [
+        f"{path} was measured with {key} {facts[key]}, and here they are {value}: calibrate again"
+        for key, value in now.items()
+        if facts.get(key, value) != value
+    ]
+
+
 @dataclass(slots=True)
 class Take:
     """The video that is made: when each chunk was there, and the stages' seconds by then."""

@@ -43,6 +43,7 @@ def run(engine: EngineConfig, options: PlanConfig) -> int:
     else:
         document = plan_causal(card, engine, options)
         lines = plan_report.causal_lines(document)
+    document["doubts"] = _doubts(options)
     if options.plot is not None:
         from streamgen import plan_plot
 
@@ -50,7 +51,7 @@ def run(engine: EngineConfig, options: PlanConfig) -> int:
     if options.json == STANDARD_OUTPUT:
         print(json.dumps(document, indent=2, allow_nan=False))
         return 0
-    print("\n".join(lines))
+    print("\n".join([*lines, *(["", *document["doubts"]] if document["doubts"] else [])]))
     if options.json is not None:
         options.json.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     return 0
@@ -77,6 +78,15 @@ def find_card(options: PlanConfig) -> Card:
             raise ConfigError(f"gpu {name!r} is neither {names} nor a file of facts", param="gpu")
         card = read_card(path)
     return card if options.price is None else dataclasses.replace(card, price=options.price)
+
+
+def _doubts(options: PlanConfig) -> list[str]:
+    """Return what speaks against the figures of this machine."""
+    if not _is_this_machine(options):
+        return []
+    from streamgen.calibrate import calibration_doubts, calibration_file
+
+    return calibration_doubts(options.calibration or calibration_file())
 
 
 def _check_files(options: PlanConfig) -> None:

@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from streamgen import cli
+from streamgen import cli, plan_plot
 from streamgen.account_cards import CARDS
 from streamgen.plan_report import duration, scaled
 from tests.streamgen.planning import CAUSAL, FLUX, planned, refused, text_of, with_clean_environment
@@ -221,6 +222,29 @@ def test_the_ledger_of_a_references_options_is_there(capsys: pytest.CaptureFixtu
     assert options["as asked"] == pytest.approx(4.8, rel=0.04)
     assert options["flux-schnell"] == pytest.approx(0.80, rel=0.04)
     assert options["step cache 0.4"] < options["as asked"] < options["eager"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "units"), [(0.5, ["TFLOP", "MB moved", "ms"]), (4.0, ["TFLOP", "MB moved", "s"])]
+)
+def test_a_picture_has_units_that_can_be_read(
+    seconds: float, units: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    figures: list[Any] = []
+    monkeypatch.setattr(plan_plot, "save", lambda figure, path: figures.append(figure))
+    stage = {"name": "VAE", "flops": 2e12, "bytes": 3e6, "seconds": seconds}
+    document = {
+        "model": "m", "settings": {"size": "8x8"},
+        "card": {"name": "c", "is_measured": False, "eta": 0.5},
+        "options": [{"name": "as asked", "stages": [stage], "seconds": seconds}],
+    }  # fmt: skip
+    plan_plot.draw(document, Path("a.png"))
+    axes = figures[0].axes
+    assert [each.get_xlabel() for each in axes] == units
+    widths = [each.patches[0].get_width() for each in axes]
+    assert widths == pytest.approx([2, 3, seconds if seconds > 1 else 1000 * seconds])
+    assert list(axes[2].lines[0].get_xdata()) == pytest.approx([widths[2]])
 
 
 @pytest.mark.parametrize("what", [CAUSAL, FLUX])

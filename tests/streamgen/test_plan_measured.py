@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from streamgen import calibrate, stopwatch
 from streamgen.config import EngineConfig
-from tests.streamgen.planning import MEASURED, planned, refused, with_clean_environment
+from tests.streamgen.planning import MEASURED, planned, refused, text_of, with_clean_environment
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,33 @@ def test_the_calibration_of_this_machine_is_the_default_device(
     assert planned(capsys)["card"]["name"] == "made up"
     kept.unlink()
     assert planned(capsys, "--calibration", str(measured))["card"]["name"] == "made up"
+
+
+@pytest.mark.parametrize(
+    ("machine", "doubts"),
+    [
+        (
+            {"cores": 3, "torch": "0.1"},
+            ["cores 3, and here they are 2", "torch 0.1, and here they"],
+        ),
+        ({"cores": 2, "torch": torch.__version__}, []),
+        ({}, []),
+        ("mine", []),
+    ],
+)
+def test_a_calibration_of_other_circumstances_is_doubted(
+    machine: object, doubts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(calibrate, "num_cores", lambda: 2)
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps({**MEASURED, "machine": machine}))
+    argv = ("--calibration", str(file))
+    document = planned(capsys, *argv)
+    assert len(document["doubts"]) == len(doubts)
+    for doubt, expected in zip(document["doubts"], doubts, strict=True):
+        assert f"{file} was measured with {expected}" in doubt
+        assert doubt in text_of(capsys, *argv)
 
 
 @pytest.mark.parametrize("flags", [("--quantize", "fp8"), ("--cards", "2"), ("--eta", "0.4")])
