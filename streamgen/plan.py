@@ -19,7 +19,10 @@ from streamgen.plots import require_matplotlib
 
 STANDARD_OUTPUT: Final = Path("-")
 # Options of sessions, which a request that is made once and at once has not.
-CAUSAL_ONLY: Final = ("model", "fps", "window", "sink", "dtype", "max_session_seconds")
+CAUSAL_ONLY: Final = (
+    "model", "fps", "window", "sink", "dtype", "max_session_seconds", "max_utilisation", "fused",
+    "text_device",
+)  # fmt: skip
 
 
 def run(engine: EngineConfig, options: PlanConfig) -> int:

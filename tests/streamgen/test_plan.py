@@ -124,6 +124,8 @@ def test_cards_that_are_there_are_not_offered_again(capsys: pytest.CaptureFixtur
         ([*FLUX, "--steps", "4", "--step-cache", "0.4"], "would hit none"),
         (["--reference", "wan-14b-720p", "--parallel", "cfg", "--cards", "8"], "2 cards, not"),
         ([*FLUX, "--window", "9"], "window is of sessions"),
+        ([*FLUX, "--no-fused"], "fused is of sessions"),
+        ([*FLUX, "--max-utilisation", "0.5"], "max_utilisation is of sessions"),
         ([*FLUX, "--sessions", "4"], "sessions is of causal models"),
         ([*FLUX, "--size", "1000x1000"], "nearest legal size is 992x992"),
         ([*CAUSAL, "--frames", "9"], "frames is of a --reference"),
