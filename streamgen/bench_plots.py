@@ -1,4 +1,4 @@
-"""`bench --plot`: the figures of each kind as a picture of two panels."""
+"""`bench --plot`: the figures of each kind as a picture of two panels, or three."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 STAGES: Final = ("text", "dit", "vae", "encode")
 PERCENTS: Final = (50, 95, 99)
-TALL: Final = (11.0, 8.0)
+TALL: Final = (16.0, 8.0)
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -26,10 +26,10 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     title = (
         f"streamgen bench {kind}: {what} on {machine['cpu']}, {threads}, torch {machine['torch']}"
     )
-    figure, (left, right) = new_figure(title, 2, TALL if kind == "transport" else (11.0, 4.5))
-    first, second = PANELS[kind]
-    first(left, document["rows"])
-    second(right, document["rows"])
+    panels = PANELS[kind]
+    figure, places = new_figure(title, len(panels), TALL if kind == "transport" else (11.0, 4.5))
+    for panel, axes in zip(panels, places, strict=True):
+        panel(axes, document["rows"])
     save(figure, path)
 
 
@@ -138,7 +138,7 @@ def _figures(axes: Axes, rows: Rows, unit: str) -> None:
             axes.vlines(row["mark"], i - 0.4, i + 0.4, color=COLOURS[5])
     axes.tick_params(axis="y", labelsize=6)
     axes.set_xlabel(unit, fontsize=9)
-    axes.set_xscale("symlog" if unit == "ms" else "linear")
+    axes.set_xscale("linear" if unit == "%" else "symlog")
 
 
 def _in_ms(axes: Axes, rows: Rows) -> None:
@@ -147,6 +147,11 @@ def _in_ms(axes: Axes, rows: Rows) -> None:
 
 def _in_percent(axes: Axes, rows: Rows) -> None:
     _figures(axes, rows, "%")
+
+
+def _in_times(axes: Axes, rows: Rows) -> None:
+    _figures(axes, rows, "x")
+    axes.set_xlabel("times", fontsize=9)
 
 
 def _values(rows: Rows, key: str) -> list[float]:
@@ -158,7 +163,7 @@ def _with_recaches(row: Mapping[str, Any]) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 48 else f"{name[:47]}…"
+    return name if len(name) <= 56 else f"{name[:55]}…"
 
 
 def _label(axes: Axes, x: str, y: str) -> None:
@@ -168,10 +173,10 @@ def _label(axes: Axes, x: str, y: str) -> None:
 
 
 Panel = Callable[["Axes", Rows], None]
-PANELS: Final[dict[str, tuple[Panel, Panel]]] = {
+PANELS: Final[dict[str, tuple[Panel, ...]]] = {
     "latency": (_latencies, _shares),
     "sessions": (_rates, _shares),
     "capacity": (_attainment, _waits),
     "live": (_busy, _chunk_times),
-    "transport": (_in_ms, _in_percent),
+    "transport": (_in_ms, _in_percent, _in_times),
 }

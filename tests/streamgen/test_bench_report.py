@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from streamgen import bench_kinds, bench_report, cli, plots
+from streamgen import bench_kinds, bench_plots, bench_report, cli, plots
 from streamgen.bench_plots import PANELS
 from streamgen.bench_report import BenchReport, flat, percentiles, write
 from streamgen.command_options import BenchConfig
@@ -58,6 +58,7 @@ def report_of(kind: str) -> BenchReport:
         rows = [
             {"figure": "age", "value": 2.5, "unit": "ms", "mark": 20.0, "met": True},
             {"figure": "server CPU", "value": 25.0, "unit": "%", "mark": None, "met": None},
+            {"figure": "20 : 1 viewers", "value": 1.4, "unit": "x", "mark": 2.0, "met": True},
             {"figure": "engine's CPU", "value": None, "unit": "%", "mark": None, "met": None},
         ]
     return BenchReport(kind, MACHINE, VIDEO, rows, ("a note",), more=MORE.get(kind, {}))
@@ -121,6 +122,19 @@ def test_a_row_without_a_figure_is_drawn_too(tmp_path: Path) -> None:
         write(empty, BenchConfig(plot=tmp_path / f"{kind}.png", json=tmp_path / f"{kind}.json"))
         assert errors_of(json.loads((tmp_path / f"{kind}.json").read_text())) == []
         assert (tmp_path / f"{kind}.png").stat().st_size > 10_000
+
+
+def test_the_ratios_of_the_transport_are_drawn_with_their_marks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("matplotlib")
+    figures: list[Any] = []
+    monkeypatch.setattr(bench_plots, "save", lambda figure, path: figures.append(figure))
+    bench_plots.draw(report_of("transport").document(), Path("a.png"))
+    ratios = figures[0].axes[2]
+    assert [label.get_text() for label in ratios.get_yticklabels()] == ["20 : 1 viewers"]
+    assert ratios.patches[0].get_width() == pytest.approx(1.4)
+    assert ratios.collections[0].get_segments()[0][:, 0].tolist() == [2, 2]
 
 
 def test_percentiles_are_in_ms_and_none_of_nothing() -> None:
