@@ -32,7 +32,8 @@ def causal_lines(document: Mapping[str, Any]) -> list[str]:
     """Return the text of a causal model's plan."""
     settings, work = document["settings"], document["pass"]
     head = (
-        f"{document['model']} {settings['size']}, {settings['fps']} fps, {settings['steps']} steps,"
+        f"{document['model']} {settings['size']}, {settings['fps']} fps, "
+        f"{_plural(settings['steps'], 'step')},"
         f" window {settings['window']} with sink {settings['sink']},"
         f" chunks of {settings['chunk_frames']} frames"
     )
