@@ -115,6 +115,23 @@ def test_bundled_models_are_not_asked(free_gb: Say) -> None:
     assert fit_memory(config, POCKET, CPU) is config
 
 
+@pytest.mark.parametrize(
+    ("dtype", "says"), [("fp32", "0.9 GB"), ("bf16", "0.4 GB"), ("auto", "0.4")]
+)
+def test_pages_that_main_memory_cannot_hold_are_refused(
+    dtype: str, says: str, free_gb: Say
+) -> None:
+    """Of a bundled model too, in the format that needs least: the system would end the process."""
+    config = engine_config(flags={"dtype": dtype, "max_sessions": "125"})
+    free_gb(0.4)
+    with pytest.raises(
+        OutOfMemory, match=rf"K/V of 125 sessions take {says}.* and 0.4 GB are free"
+    ):
+        checked_options(config, POCKET)
+    free_gb(1.0)
+    assert checked_options(config, POCKET).max_sessions == 125
+
+
 def test_the_machine_is_asked_before_the_files(free_gb: Say) -> None:
     """What never fits need not be downloaded."""
     free_gb(1)
