@@ -29,7 +29,7 @@ from streamgen.measures import Totals
 from streamgen.memory_check import fit_memory, require_loading, require_pages
 from streamgen.model_runner import ModelRunner, RunnerConfig
 from streamgen.models.presets import Preset, build, check_weights, find_preset, served
-from streamgen.models.weights import WeightOptions
+from streamgen.models.weights import WeightOptions, require_own_weights
 from streamgen.quality import add_sampler, reference_model
 from streamgen.session_config import checked_window, held_frames
 from streamgen.warm_up import Measured, choose_dtypes, fixed_dtype, measure
@@ -81,6 +81,7 @@ def checked_options(config: EngineConfig, preset: Preset) -> EngineConfig:
     if device.type == "cpu":  # a card is asked by the engine's own process
         check_device(config, preset, runner_config(config, preset, device))
     if preset.published is None:
+        require_own_weights(preset, weight_options(config, device))
         return config
     if device.type == "cpu":
         config = fit_memory(config, preset, device)
