@@ -136,7 +136,7 @@ def test_pages_that_main_memory_cannot_hold_are_refused(
 def test_weights_of_another_model_are_refused_before_a_server_listens(
     flags: dict[str, str],
 ) -> None:
-    with pytest.raises(ConfigError, match="pocket (brings|has only) its own"):
+    with pytest.raises(ConfigError, match=r"pocket (brings|has only) its own"):
         checked_options(engine_config(flags=flags), POCKET)
 
 
