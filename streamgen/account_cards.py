@@ -88,6 +88,19 @@ CARDS: Final = {
 }
 
 
+# What a file may say: far beyond any device, and still without overflow.
+RANGES: Final[dict[str, tuple[float, float]]] = {
+    "peak_flops": (1e6, 1e21),
+    "bandwidth": (1e6, 1e18),
+    "memory_bytes": (1e6, 1e18),
+    "price": (0.001, 1e6),
+    "fp8_flops": (1e6, 1e21),
+    "int4_flops": (1e6, 1e21),
+}
+MEASURED_FLOPS: Final = (1.0, 1e21)
+MEASURED_S: Final = (1e-9, 1e6)
+
+
 def card_from(facts: object, origin: str) -> Card:
     """Return the card that a file describes; ConfigError names the key that is wrong.
 
@@ -96,50 +109,57 @@ def card_from(facts: object, origin: str) -> Card:
     """
     if not isinstance(facts, Mapping):
         raise ConfigError(f"{origin} must be an object of facts about a card", param="gpu")
-    known = {"name", "peak_flops", "bandwidth", "memory_bytes", "price", "fp8_flops", "int4_flops"}
-    unknown = set(facts) - known - {"measured", "machine"}
+    unknown = set(facts) - set(RANGES) - {"name", "measured", "machine"}
     if unknown:
         raise ConfigError(f"{origin}: no fact is called {sorted(unknown)[0]!r}", param="gpu")
-    values: dict[str, Any] = {key: facts[key] for key in known if facts.get(key) is not None}
-    name = values.pop("name", None)
-    if not isinstance(name, str) or not name:
+    name = facts.get("name")
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise ConfigError(f"{origin}: name = {name!r}: expected a name", param="gpu")
+    values: dict[str, Any] = {key: facts[key] for key in RANGES if facts.get(key) is not None}
     for key in ("peak_flops", "bandwidth", "memory_bytes"):
         values.setdefault(key, None)
     for key, value in values.items():
-        _require_positive(value, f"{origin}: {key}")
+        _require_within(value, RANGES[key], f"{origin}: {key}")
     values["memory_bytes"] = int(values["memory_bytes"])
     values.setdefault("price", None)
     measured = facts.get("measured")
-    return Card(name, **values, measured=_measured(measured, origin) if measured else None)
+    return Card(name, **values, measured=None if measured is None else _measured(measured, origin))
 
 
 def _measured(facts: Any, origin: str) -> Measured:
     try:
         points = tuple((float(f), float(s)) for f, s in facts["pass_points"])
-        flops, seconds = facts["decode_point"]
+        decode_flops, decode_s = facts["decode_point"]
         passes, decodes = facts["element_bytes"]
         measured = Measured(
             points,
-            (float(flops), float(seconds)),
+            (float(decode_flops), float(decode_s)),
             bool(facts["decode_shares_device"]),
             float(facts["host_s"]),
             int(facts["runtime_bytes"]),
             (int(passes), int(decodes)),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"{origin}: measured is not as `plan --calibrate` writes it: {error!r}", param="gpu"
         ) from error
-    rising = all(a[0] < b[0] for a, b in pairwise(points))
-    if not points or not rising or min(v for p in (*points, measured.decode_point) for v in p) <= 0:
+    if not points or not all(a[0] < b[0] for a, b in pairwise(points)):
+        raise ConfigError(f"{origin}: measured needs pass_points, by rising FLOPs", param="gpu")
+    for flops, seconds in (*points, measured.decode_point):
+        _require_within(flops, MEASURED_FLOPS, f"{origin}: FLOPs of a measured point")
+        _require_within(seconds, MEASURED_S, f"{origin}: seconds of a measured point")
+    _require_within(measured.host_s, (0, MEASURED_S[1]), f"{origin}: host_s")
+    _require_within(measured.runtime_bytes, (0, RANGES["memory_bytes"][1]), f"{origin}: runtime")
+    if not {passes, decodes} <= {2, 4}:
         raise ConfigError(
-            f"{origin}: measured needs positive pass_points, by rising FLOPs", param="gpu"
+            f"{origin}: element_bytes = {[passes, decodes]}: expected 2 or 4 each", param="gpu"
         )
     return measured
 
 
-def _require_positive(value: object, what: str) -> None:
+def _require_within(value: object, bounds: tuple[float, float], what: str) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):  # type: ignore[operator]
-        raise ConfigError(f"{what} = {value!r}: expected a positive number", param="gpu")
+    if not number or not bounds[0] <= value <= bounds[1]:  # type: ignore[operator]
+        least, most = bounds
+        message = f"{what} = {value!r}: expected a number from {least:g} to {most:g}"
+        raise ConfigError(message, param="gpu")

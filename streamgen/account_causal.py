@@ -20,7 +20,10 @@ from streamgen.cost_table import CostTable
 from streamgen.planner import Planner, Refusal, SessionLoad, Space
 
 FRAMES_PER_LATENT: Final = 4
+DECODE: Final = "VAE"  # the stage that may run beside the others
 MAX_SESSIONS_A_PASS: Final = 8
+# Times the seconds that peaks explain from which a measured stage is bound by neither of them.
+OVERHEAD: Final = 2.0
 MOST_SESSIONS: Final = 64  # that a plan counts up to; a device of more is told as this many
 
 
@@ -99,9 +102,10 @@ def decode_stage(load: Load) -> Stage:
     """Return the decode of a chunk: its state is read and written once a latent."""
     cost, size = decode_cost(load), load.model.vae_element_bytes
     moved = size * load.model.chunk_frames * (cost.parameters + 2 * cost.state)
-    if load.card.measured is not None:
-        return Stage("VAE", cost.flops, moved, load.card.measured.decode_s(cost.flops), "measured")
-    return account.roofline("VAE", cost.flops, moved, load.card, VAE_ETA)
+    stage = account.roofline(DECODE, cost.flops, moved, load.card, VAE_ETA)
+    if load.card.measured is None:
+        return stage
+    return _measured(stage, load.card.measured.decode_s(cost.flops))
 
 
 def chunk_stages(load: Load) -> list[Stage]:
@@ -110,15 +114,11 @@ def chunk_stages(load: Load) -> list[Stage]:
     forwards = load.model.steps if load.fused else rows
     stages = _pass_stages(load, rows, forwards)
     total, modelled = passes_s(load), sum(stage.seconds for stage in stages)
-    measured = load.card.measured is not None
-    stages = [
-        replace(
-            stage,
-            seconds=total * stage.seconds / modelled,
-            bound="measured" if measured else stage.bound,
-        )
-        for stage in stages
-    ]
+    taken = [total * stage.seconds / modelled for stage in stages]
+    if load.card.measured is None:
+        stages = [replace(stage, seconds=s) for stage, s in zip(stages, taken, strict=True)]
+    else:
+        stages = [_measured(stage, s) for stage, s in zip(stages, taken, strict=True)]
     return [*stages, decode_stage(load)]
 
 
@@ -132,7 +132,24 @@ def passes_s(load: Load) -> float:
 
 def chunk_s(load: Load) -> float:
     """Return the seconds from one chunk of a session alone to the next."""
-    passes, decode = passes_s(load), decode_stage(load).seconds
+    return _every_s(load, passes_s(load), decode_stage(load).seconds)
+
+
+def gains_without(load: Load) -> dict[str, float]:
+    """Return how many times as fast chunks would come without each stage: what it gains at most.
+
+    A decode that runs beside longer passes gains nothing.
+    """
+    stages, now_s = chunk_stages(load), chunk_s(load)
+    gains = {}
+    for stage in stages:
+        left = {each.name: each.seconds for each in stages if each is not stage}
+        decode = left.pop(DECODE, 0.0)
+        gains[stage.name] = now_s / _every_s(load, sum(left.values()), decode)
+    return gains
+
+
+def _every_s(load: Load, passes: float, decode: float) -> float:
     return host_s(load) + (passes + decode if load.shares_device else max(passes, decode))
 
 
@@ -208,6 +225,16 @@ def price_an_hour(load: Load) -> float | None:
         return None
     sessions = max(1, sessions_by_time(load))
     return load.card.price * load.cards * utilisation(load, sessions) / sessions
+
+
+def _measured(stage: Stage, seconds: float) -> Stage:
+    """Return a stage with the seconds it was measured at, and what bounds it then.
+
+    Much more than its arithmetic and its memory traffic explain is overhead: small products, and
+    threads or kernels that are started.
+    """
+    bound = "overhead" if seconds > OVERHEAD * stage.seconds else stage.bound
+    return replace(stage, seconds=seconds, bound=bound)
 
 
 def _pass_stages(load: Load, rows: int, forwards: int) -> list[Stage]:

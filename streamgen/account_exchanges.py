@@ -6,7 +6,8 @@ quality gate; more cards; fewer steps; serving; at last watching, which tells wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -64,7 +65,8 @@ def causal_exchanges(load: Load) -> list[Exchange]:
     def gain(other: Load) -> float:
         return now_s / account_causal.chunk_s(other)
 
-    exchanges = [_count(stages)]
+    gains = account_causal.gains_without(load)
+    exchanges = [_count(stages, gains)]
     if load.card.measured is None and load.eta < COMPILED:
         exchanges.append(
             Exchange(
@@ -105,10 +107,15 @@ def reference_exchanges(
     quantize: str = "none",
     step_cache: bool = False,
     sparsity: float = 1.0,
+    cards: int = 1,
 ) -> list[Exchange]:
-    """Return the exchanges that are left to a one-shot reference."""
-    share = cost.dit.seconds / cost.seconds
-    exchanges = [_count((cost.text, cost.dit, cost.vae))]
+    """Return the exchanges that are left to a one-shot reference, its DiT split over `cards`."""
+    dit = replace(cost.dit, seconds=cost.dit.seconds / _split(reference, cards))
+    stages = (cost.text, dit, cost.vae)
+    total = sum(stage.seconds for stage in stages)
+    share = dit.seconds / total
+    gains = {s.name: account.amdahl(s.seconds / total, math.inf) for s in stages}
+    exchanges = [_count(stages, gains)]
     if eta < COMPILED:
         text = f"eta {eta:g} to {COMPILED}"
         gain = account.amdahl(share, COMPILED / eta)
@@ -118,32 +125,31 @@ def reference_exchanges(
         exchanges += _quantisers(card, linear)
     if not reference.is_few_step and not step_cache:
         gain = account.amdahl(share, 28 / STEP_CACHE["0.4"])
-        text = "threshold 0.4: 16 of 28 steps are computed; about 30 dB"
+        full = reference.steps * STEP_CACHE["0.4"] / 28
+        text = f"threshold 0.4: {full:.0f} of {reference.steps} steps are computed; about 30 dB"
         exchanges.append(Exchange(ORDER[2], "step cache", gain, text))
     if sparsity == 1.0:
         attention = share * cost.step.attention_share
         gain = account.amdahl(attention, SPARSE_SPEED_UP)
         text = f"s {SPARSE_SPEED_UP} in blocks of 128, at most {1 / (1 - attention):.2f}x"
         exchanges.append(Exchange(ORDER[2], "sparse attention", gain, text))
-    exchanges += _cards_for_one(reference, share)
+    exchanges += _cards_for_one(reference, share, cards)
     exchanges += _refused(is_few_step=reference.is_few_step)
     if not reference.is_few_step:
-        gain = account.amdahl(share, reference.steps * (2 if reference.guided else 1) / 4)
+        gain = account.amdahl(share, cost.passes / 4)
         text = "another checkpoint; kills step cache, PipeFusion and CFG parallel"
         exchanges.append(Exchange(ORDER[4], "a 4-step distillation", gain, text))
     text = "a request's time is known on arrival: pools by length, shortest first, price before"
     return [*exchanges, Exchange(ORDER[5], "queues by length", None, text), _watching()]
 
 
-def _count(stages: Sequence[account.Stage]) -> Exchange:
+def _count(stages: Sequence[account.Stage], gains: Mapping[str, float]) -> Exchange:
+    """Name the stage without which all would gain most; `gains` say how much, by stage."""
     total = sum(stage.seconds for stage in stages)
-    first = max(stages, key=lambda stage: stage.seconds)
+    first = max(stages, key=lambda stage: gains[stage.name])
     text = (
-        f"{first.name} takes {first.seconds / total:.0%} of the time, bound by {first.bound}; "
-        f"without it all would be {account.amdahl(first.seconds / total, float('inf')):.2f}x as "
-        "fast, and no exchange there gains more"
-        if first.seconds < total
-        else f"{first.name} takes all of the time, bound by {first.bound}"
+        f"{first.seconds / total:.0%} of the work, bound by {first.bound}; without it all would be "
+        f"{gains[first.name]:.2f}x as fast, and no exchange there gains more"
     )
     return Exchange(ORDER[0], first.name, None, text)
 
@@ -184,15 +190,22 @@ def _quantisers(card: Card, linear_share: float) -> list[Exchange]:
     return exchanges
 
 
-def _cards_for_one(reference: Reference, share: float) -> list[Exchange]:
-    overhead = WAN_OVERHEAD if reference.guided else FLUX_OVERHEAD
+def _cards_for_one(reference: Reference, share: float, now: int) -> list[Exchange]:
+    """Offer more cards than there are `now`."""
     exchanges = []
-    for cards in (4, 8):
-        e = account.efficiency(cards, overhead)
+    for cards in (n for n in (4, 8) if n > now):
+        speed_up = _split(reference, cards)
+        e = speed_up / cards
         text = f"e({cards}) {e:.2f}; shortens a request, and costs {1 / e:.2f}x the GPU-seconds"
-        gain = account.amdahl(share, cards * e)
+        gain = account.amdahl(share, speed_up / _split(reference, now))
         exchanges.append(Exchange(ORDER[3], f"Ulysses on {cards}", gain, text))
     return exchanges
+
+
+def _split(reference: Reference, cards: int) -> float:
+    """Return how many times as fast the DiT is on so many cards."""
+    overhead = WAN_OVERHEAD if reference.guided else FLUX_OVERHEAD
+    return cards * account.efficiency(cards, overhead)
 
 
 def _refused(*, is_few_step: bool) -> list[Exchange]:

@@ -108,7 +108,7 @@ def reference_tokens(reference: Reference, size: tuple[int, int], frames: int) -
 
 def latent_frames(frames: int) -> int:
     """Return the latent frames of a clip of pixel frames."""
-    return 1 + (frames - 1) // 4
+    return 1 - (1 - frames) // 4
 
 
 def request_cost(

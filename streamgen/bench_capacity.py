@@ -29,6 +29,7 @@ QUEUE: Final = 4  # that may wait for a place
 SEED: Final = 0
 LEAST_ATTAINMENT: Final = 0.99
 LEAST_PLACED: Final = 0.9  # of those who came
+FEWEST: Final = 10  # arrivals; of fewer, one who is turned away decides the level
 NOTES: Final = (
     "offered: arrivals a second times the length of a session; sessions_mean: playing at a time",
     "ttff_ms: from arrival, waiting included, to the first frame; no network, no encoding",
@@ -159,9 +160,9 @@ def run(engine: EngineConfig, options: BenchConfig, *, preset: Preset | None = N
                 break
     finally:
         bench.close()
-    more = {"capacity": capacity(rows)}
-    print("\n" + verdict_line(rows))
-    write(BenchReport("capacity", facts, asked, rows, NOTES, more=more), options)
+    more, doubtful = {"capacity": capacity(rows)}, doubts(rows)
+    print("\n" + "\n".join([verdict_line(rows), *doubtful]))
+    write(BenchReport("capacity", facts, asked, rows, NOTES, doubtful, more), options)
     return 0
 
 
@@ -172,10 +173,26 @@ def is_carried(row: Row) -> bool:
     return in_time and (placed is None or placed >= LEAST_PLACED)
 
 
+def doubts(rows: list[Row]) -> tuple[str, ...]:
+    """Return which levels tell little: so few came that one more or less changes the verdict."""
+    return tuple(
+        f"at {row['offered']:g} sessions offered {row['arrivals']} came: give it more --seconds"
+        for row in rows
+        if row["arrivals"] < FEWEST
+    )
+
+
 def capacity(rows: list[Row]) -> Row:
-    """Return the largest level that was carried, and whether the ramp found its end."""
+    """Return the largest level that was carried, and whether the ramp found its end.
+
+    A level at which nobody came carried nobody.
+    """
     carried = [row for row in rows if is_carried(row)]
-    best = max(carried, key=lambda row: float(row["offered"]), default=None)
+    best = max(
+        (row for row in carried if row["arrivals"] or row["chunks"]),
+        key=lambda row: float(row["offered"]),
+        default=None,
+    )
     return {
         "offered": best["offered"] if best else 0,
         "sessions_mean": best["sessions_mean"] if best else 0.0,

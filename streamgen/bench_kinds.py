@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 from streamgen import bench_report
 from streamgen.command_options import BenchConfig
 from streamgen.config import EngineConfig
+from streamgen.errors import ConfigError
+
+# Options that only some kinds go by; `live` opens as many sessions as are admitted.
+MEANT_FOR: Final = {
+    "sessions": ("latency", "sessions", "capacity", "transport"),
+    "browser": ("transport",),
+    "calibration": ("latency",),
+    "max_utilisation": ("capacity", "live"),
+}
 
 
 def run(kind: str, engine: EngineConfig, options: BenchConfig, *, has_seconds: bool) -> int:
@@ -16,6 +26,7 @@ def run(kind: str, engine: EngineConfig, options: BenchConfig, *, has_seconds: b
     cannot be measured, before anything is.
     """
     bench_report.check_files(options)
+    _check_meant(kind, engine, options)
     if kind == "live":
         from streamgen import bench_live
 
@@ -35,6 +46,20 @@ def run(kind: str, engine: EngineConfig, options: BenchConfig, *, has_seconds: b
     from streamgen import bench
 
     return bench.run(engine, options)
+
+
+def _check_meant(kind: str, engine: EngineConfig, options: BenchConfig) -> None:
+    """Raise ConfigError for an option that would change nothing of what a kind measures."""
+    given = {
+        "sessions": options.sessions is not None,
+        "browser": options.browser,
+        "calibration": options.calibration is not None,
+        "max_utilisation": engine.sources.get("max_utilisation", "default") != "default",
+    }
+    for key, kinds in MEANT_FOR.items():
+        if given[key] and kind not in kinds:
+            message = f"{key} changes nothing in bench {kind}; it is for {', '.join(kinds)}"
+            raise ConfigError(message, param=key)
 
 
 def _with(options: BenchConfig, seconds: float, has_seconds: bool) -> BenchConfig:

@@ -15,6 +15,7 @@ from streamgen.account_causal import Load
 from streamgen.bench import Bench
 from streamgen.bench_playout import Audience, played_figures
 from streamgen.bench_report import BenchReport, Row, facts_line, figure_lines, write
+from streamgen.calibrate import calibration_doubts, calibration_file
 from streamgen.command_options import BenchConfig, PlanConfig
 from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
@@ -53,10 +54,14 @@ def run(engine: EngineConfig, options: BenchConfig, *, preset: Preset | None = N
     row["resident_bytes"] = bench.resident_bytes or None
     row |= predicted(load, row)
     notes = (*NOTES, basis)
+    doubts: list[str] = []
+    if load is not None:
+        doubts = calibration_doubts(options.calibration or calibration_file())
     print(facts_line("machine", bench.machine))
     print(facts_line("config", bench.config))
-    print("\n".join([*notes, "", *figure_lines(row), "", *comparison(row)]), flush=True)
-    write(BenchReport("latency", bench.machine, bench.config, [row], notes), options)
+    print("\n".join([*notes, "", *figure_lines(row), "", *comparison(row), *doubts]), flush=True)
+    report = BenchReport("latency", bench.machine, bench.config, [row], notes, tuple(doubts))
+    write(report, options)
     return 0
 
 

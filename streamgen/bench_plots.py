@@ -1,4 +1,4 @@
-"""`bench --plot`: the figures of each kind as a picture of two panels."""
+"""`bench --plot`: the figures of each kind as a picture of two panels, or three."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 STAGES: Final = ("text", "dit", "vae", "encode")
 PERCENTS: Final = (50, 95, 99)
-TALL: Final = (11.0, 8.0)
+TALL: Final = (16.0, 8.0)
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -22,14 +22,14 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     """Write the picture of a benchmark's document."""
     kind, machine, config = document["kind"], document["machine"], document["config"]
     what = config.get("model", config.get("engine", ""))
+    threads = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
     title = (
-        f"streamgen bench {kind}: {what} on {machine['cpu']}, {machine['threads']} threads, torch "
-        f"{machine['torch']}"
+        f"streamgen bench {kind}: {what} on {machine['cpu']}, {threads}, torch {machine['torch']}"
     )
-    figure, (left, right) = new_figure(title, 2, TALL if kind == "transport" else (11.0, 4.5))
-    first, second = PANELS[kind]
-    first(left, document["rows"])
-    second(right, document["rows"])
+    panels = PANELS[kind]
+    figure, places = new_figure(title, len(panels), TALL if kind == "transport" else (11.0, 4.5))
+    for panel, axes in zip(panels, places, strict=True):
+        panel(axes, document["rows"])
     save(figure, path)
 
 
@@ -41,6 +41,7 @@ def _rates(axes: Axes, rows: Rows) -> None:
         sessions, _values(rows, "fps_serial"), "s--", color=COLOURS[1], label="one after another"
     )
     axes.set_ylim(bottom=0)
+    axes.set_xticks(sessions)
     _label(axes, "sessions", "frames a second")
 
 
@@ -86,6 +87,7 @@ def _attainment(axes: Axes, rows: Rows) -> None:
         axes.plot(offered, values, "os^"[i] + "-", color=COLOURS[i], label=label)
     axes.axhline(99, color=COLOURS[5], linestyle=":", label="99 %")
     axes.set_ylim(top=102)
+    axes.set_xticks(offered)
     _label(axes, "sessions offered (arrivals a second x length)", "%")
 
 
@@ -96,6 +98,7 @@ def _waits(axes: Axes, rows: Rows) -> None:
         values = [row[f"ttff_ms_p{percent}"] or float("nan") for row in rows]
         label = f"first frame, p{percent}"
         axes.plot(offered, values, "os"[i] + "-", color=COLOURS[i], label=label)
+    axes.set_xticks(offered)
     _label(axes, "sessions offered (arrivals a second x length)", "ms")
     other = axes.twinx()
     other.plot(offered, _values(rows, "sessions_mean"), "^--", color=COLOURS[2], label="playing")
@@ -135,7 +138,7 @@ def _figures(axes: Axes, rows: Rows, unit: str) -> None:
             axes.vlines(row["mark"], i - 0.4, i + 0.4, color=COLOURS[5])
     axes.tick_params(axis="y", labelsize=6)
     axes.set_xlabel(unit, fontsize=9)
-    axes.set_xscale("symlog" if unit == "ms" else "linear")
+    axes.set_xscale("linear" if unit == "%" else "symlog")
 
 
 def _in_ms(axes: Axes, rows: Rows) -> None:
@@ -144,6 +147,11 @@ def _in_ms(axes: Axes, rows: Rows) -> None:
 
 def _in_percent(axes: Axes, rows: Rows) -> None:
     _figures(axes, rows, "%")
+
+
+def _in_times(axes: Axes, rows: Rows) -> None:
+    _figures(axes, rows, "x")
+    axes.set_xlabel("times", fontsize=9)
 
 
 def _values(rows: Rows, key: str) -> list[float]:
@@ -155,7 +163,7 @@ def _with_recaches(row: Mapping[str, Any]) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 48 else f"{name[:47]}…"
+    return name if len(name) <= 56 else f"{name[:55]}…"
 
 
 def _label(axes: Axes, x: str, y: str) -> None:
@@ -165,10 +173,10 @@ def _label(axes: Axes, x: str, y: str) -> None:
 
 
 Panel = Callable[["Axes", Rows], None]
-PANELS: Final[dict[str, tuple[Panel, Panel]]] = {
+PANELS: Final[dict[str, tuple[Panel, ...]]] = {
     "latency": (_latencies, _shares),
     "sessions": (_rates, _shares),
     "capacity": (_attainment, _waits),
     "live": (_busy, _chunk_times),
-    "transport": (_in_ms, _in_percent),
+    "transport": (_in_ms, _in_percent, _in_times),
 }

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from streamgen import account_causal, account_memory, machine
+from streamgen import account_causal, account_memory, machine, strict_json
 from streamgen.account_cards import CARDS, Card, card_from
 from streamgen.account_causal import Load
 from streamgen.config import EngineConfig
@@ -27,6 +27,7 @@ from streamgen.plan_models import planned_model
 from streamgen.session_config import SessionRequest
 from streamgen.startup import engine_window, num_cores, resolve, start_engine
 from streamgen.stopwatch import Stopwatch, measure_peak_flops, watch_engine
+from streamgen.video_file import check_output
 
 MODEL: Final = "pocket"
 ROWS: Final = (1, 2, 4)
@@ -47,9 +48,12 @@ def calibration_file() -> Path:
 def calibrate(config: EngineConfig, path: Path) -> dict[str, Any]:
     """Measure, write the file and return what it says, beside the video that was made.
 
+    Raises ConfigError when the file cannot be written, before anything is measured.
     Peaks are of matrix products in the format of the passes, and of copies. How passes cost by
     rows is measured alone; how much they and decodes slow each other down, in a video.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_output(path, (".json",), "calibration")
     config = dataclasses.replace(
         EngineConfig(), model=MODEL, max_sessions=max(ROWS), max_utilisation=None, max_queue=0,
         dtype=config.dtype, device=config.device, threads=config.threads,
@@ -77,20 +81,34 @@ def calibrate(config: EngineConfig, path: Path) -> dict[str, Any]:
     sizes = tuple(dtype.itemsize for dtype in engine.measured.dtypes)
     load = _load(config, (sizes[0], sizes[1]))
     facts = _facts(load, runner, take, alone_s)
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(facts, indent=2) + "\n")
     return facts
 
 
 def read_card(path: Path) -> Card:
     """Return the card a file describes. Raises ConfigError when there is none or it is wrong."""
+    if path.exists() and not path.is_file():  # a device would be read for ever
+        raise ConfigError(f"{path} is no file", param="gpu")
     try:
-        facts = json.loads(path.read_text("utf-8"))
+        facts = strict_json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="gpu") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}", param="gpu") from error
     return card_from(facts, str(path))
+
+
+def calibration_doubts(path: Path) -> list[str]:
+    """Return how this process differs from the one that measured a file: cores, torch."""
+    facts = strict_json.loads(path.read_text("utf-8")).get("machine")
+    if not isinstance(facts, dict):  # a card of somebody's own
+        return []
+    now = {"cores": num_cores(), "torch": torch.__version__}
+    return [
+        f"{path} was measured with {key} {facts[key]}, and here they are {value}: calibrate again"
+        for key, value in now.items()
+        if facts.get(key, value) != value
+    ]
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ answered at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ NOT_PLANNED: Final = SERVER_ONLY - {"max_session_seconds"} | {
     "deterministic", "load_format", "poison_freed_pages", "faults",
     "weights", "revision", "container", "lora", "decoder",
 }  # fmt: skip
+MOST_SESSIONS: Final = 10_000  # far beyond any device, and counted in no time
 REPEATABLE: Final = frozenset({"prompt_at", "prompt", "ice_server", "lora"})
 
 
@@ -88,8 +90,8 @@ def session_counts(value: object) -> tuple[int, ...]:
         counts = tuple(int(entry) for entry in entries)
     except (TypeError, ValueError):
         counts = ()
-    if not counts or min(counts) < 1:
-        raise ValueError("expected numbers of sessions from 1 up, as in 1,2,4")
+    if not counts or not 1 <= min(counts) <= max(counts) <= MOST_SESSIONS:
+        raise ValueError(f"expected numbers of sessions from 1 to {MOST_SESSIONS:,}, as in 1,2,4")
     return counts
 
 
@@ -128,12 +130,19 @@ def metrics(value: object) -> tuple[str, ...]:
     return names
 
 
-def positive(value: object) -> float:
-    """Parse a number above 0."""
-    try:
-        return length_s(value)
-    except ValueError as error:
-        raise ValueError("expected a positive number") from error
+def between(least: float, most: float) -> Callable[[object], float]:
+    """Return a parser of numbers from `least`, which is above 0, to `most`."""
+
+    def parse(value: object) -> float:
+        try:
+            number = length_s(value)
+        except ValueError:
+            number = 0.0
+        if not least <= number <= most:
+            raise ValueError(f"expected a number from {least:,} to {most:,}")
+        return number
+
+    return parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,13 +236,13 @@ class PlanConfig:
     execution: str = option(
         "typical", choice("eager", "typical", "compiled"), "how well kernels are run: eta"
     )
-    eta: float | None = option(None, positive, "achieved / peak, instead of execution's")
+    eta: float | None = option(None, between(0.001, 1), "achieved / peak, instead of execution's")
     quantize: str = option("none", choice("none", "fp8", "int4"), "format of the DiT's weights")
     vae: str = option("own", choice("own", "tiny"), "the model's own decoder, or the tiny one")
     step_cache: str | None = option(
         None, choice("0.25", "0.4", "0.6"), "threshold below which a step is taken from a cache"
     )
-    sparsity: float = option(1.0, positive, "what sparse attention gains in attention")
+    sparsity: float = option(1.0, between(1, 1000), "what sparse attention gains in attention")
     cards: int = option(1, whole(1, most=64), "cards that one request or session is split over")
     parallel: str = option(
         "ulysses", choice("ulysses", "tensor", "cfg", "pipefusion"), "how it is split"
@@ -241,9 +250,15 @@ class PlanConfig:
     sessions: tuple[int, ...] | None = option(
         None, session_counts, "sessions to weigh, as in 1,2,4"
     )
-    qps: float | None = option(None, positive, "requests a second to find cards and cost for")
-    seconds: float = option(5.0, length_s, "length of a request's video, with qps")
-    price: float | None = option(None, positive, "dollars an hour of a card, instead of the list's")
+    qps: float | None = option(
+        None, between(0.001, 1_000_000), "requests a second to find cards and cost for"
+    )
+    seconds: float = option(
+        5.0, between(0.1, 86_400), "seconds of a request's video, with qps, of a causal model"
+    )
+    price: float | None = option(
+        None, between(0.001, 1_000_000), "dollars an hour of a card, instead of the list's"
+    )
     json: Path | None = option(  # noqa: RUF009 - it returns a field
         None, path, "file that gets the account, - for the standard output"
     )

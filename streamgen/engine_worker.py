@@ -7,6 +7,7 @@ no session can run it sleeps until one comes or a decode is done.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import queue
 import threading
@@ -16,6 +17,7 @@ from typing import Final, get_args
 
 import numpy as np
 
+from streamgen import machine
 from streamgen.config import EngineConfig
 from streamgen.device_state import measures_of
 from streamgen.engine import StreamEngine
@@ -121,6 +123,8 @@ class EngineWorker:
             self._report("gate", 0.0)
             for line in gate_lines(self._config, self._preset):
                 logger.info("gate: %s", line)
+            gc.collect()  # of its engines, whose parts know each other
+            machine.give_back_freed_memory()
 
     def _serve(self, engine: StreamEngine) -> None:
         self._meter = engine.runner.meter

@@ -138,6 +138,8 @@ def for_one_session(engine: EngineConfig, seconds: float) -> EngineConfig:
         engine,
         max_sessions=1,
         max_session_seconds=seconds,
+        gate=False,
+        sample_quality=None,
         deterministic=engine.deterministic if chosen else True,
     )
 

@@ -78,6 +78,12 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(MMAP_THRESHOLD, 1 << 30)) and bool(mallopt(TRIM_THRESHOLD, (1 << 31) - 1))
 
 
+def give_back_freed_memory() -> bool:
+    """Give the system all that glibc keeps; return whether there was any."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if platform.libc_ver()[0] else None
+    return trim is not None and bool(trim(0))
+
+
 def _memory_line(key: str) -> int | None:
     if MEMORY_INFO.exists():
         for line in MEMORY_INFO.read_text().splitlines():

@@ -78,6 +78,20 @@ def require_loading(config: EngineConfig, preset: Preset) -> None:
         )
 
 
+def require_pages(num_sessions: int, pages: int) -> None:
+    """Raise OutOfMemory when main memory cannot hold the cache pages of so many sessions.
+
+    That is the least that is taken: a process that takes more is ended by the system, unasked.
+    """
+    free = machine.free_memory()
+    if free is not None and pages > free:
+        raise OutOfMemory(
+            f"K/V of {_counted(num_sessions)} take {pages / GB:.1f} GB of memory, and "
+            f"{free / GB:.1f} GB are free: fewer sessions, a smaller --window or a smaller --size "
+            "need less"
+        )
+
+
 def running_need(config: EngineConfig, preset: Preset, device: torch.device, sessions: int) -> Need:
     """Return what the device holds of a running engine with room for `sessions`."""
     held = _account(config, preset, sessions)

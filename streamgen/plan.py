@@ -19,7 +19,10 @@ from streamgen.plots import require_matplotlib
 
 STANDARD_OUTPUT: Final = Path("-")
 # Options of sessions, which a request that is made once and at once has not.
-CAUSAL_ONLY: Final = ("model", "fps", "window", "sink", "dtype", "max_session_seconds")
+CAUSAL_ONLY: Final = (
+    "model", "fps", "window", "sink", "dtype", "max_session_seconds", "max_utilisation", "fused",
+    "text_device",
+)  # fmt: skip
 
 
 def run(engine: EngineConfig, options: PlanConfig) -> int:
@@ -28,8 +31,7 @@ def run(engine: EngineConfig, options: PlanConfig) -> int:
     Raises ConfigError, InvalidRequest or Unsupported for what cannot be planned.
     """
     _check(engine, options)
-    if options.plot is not None:
-        _check_plot(options.plot)
+    _check_files(options)
     if options.calibrate:
         from streamgen import calibrate
 
@@ -44,22 +46,23 @@ def run(engine: EngineConfig, options: PlanConfig) -> int:
     else:
         document = plan_causal(card, engine, options)
         lines = plan_report.causal_lines(document)
+    document["doubts"] = _doubts(options)
     if options.plot is not None:
         from streamgen import plan_plot
 
         plan_plot.draw(document, options.plot)
     if options.json == STANDARD_OUTPUT:
-        print(json.dumps(document, indent=2))
+        print(json.dumps(document, indent=2, allow_nan=False))
         return 0
-    print("\n".join(lines))
+    print("\n".join([*lines, *(["", *document["doubts"]] if document["doubts"] else [])]))
     if options.json is not None:
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+        options.json.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     return 0
 
 
 def find_card(options: PlanConfig) -> Card:
     """Return the card that is asked for. Raises ConfigError when nothing is known of it."""
-    name = options.gpu or ("cpu" if options.reference is None else "h100")
+    name = "cpu" if _is_this_machine(options) else options.gpu or "h100"
     card = CARDS.get(name)
     if card is None:
         from streamgen.calibrate import calibration_file, read_card
@@ -80,16 +83,34 @@ def find_card(options: PlanConfig) -> Card:
     return card if options.price is None else dataclasses.replace(card, price=options.price)
 
 
-def _check_plot(path: Path) -> None:
-    """Raise ConfigError when the picture cannot be drawn, before anything is measured."""
-    require_matplotlib("plot")
-    from streamgen.video_file import check_output
+def _doubts(options: PlanConfig) -> list[str]:
+    """Return what speaks against the figures of this machine."""
+    if not _is_this_machine(options):
+        return []
+    from streamgen.calibrate import calibration_doubts, calibration_file
 
-    check_output(path, (".png",), "plot")
+    return calibration_doubts(options.calibration or calibration_file())
+
+
+def _check_files(options: PlanConfig) -> None:
+    """Raise ConfigError for a file that cannot be written, before anything is measured."""
+    if options.plot is not None:
+        require_matplotlib("plot")
+    file = None if options.json == STANDARD_OUTPUT else options.json
+    for path, suffix, param in ((options.plot, ".png", "plot"), (file, ".json", "json")):
+        if path is not None:
+            from streamgen.video_file import check_output
+
+            check_output(path, (suffix,), param)
 
 
 def _check(engine: EngineConfig, options: PlanConfig) -> None:
     """Raise ConfigError for options that contradict each other, Unsupported for dead ones."""
+    if options.calibration is not None and not options.calibrate and not _is_this_machine(options):
+        raise ConfigError(
+            "calibration is read for --gpu cpu alone; a card of your own is --gpu FILE",
+            param="calibration",
+        )
     if options.reference is None:
         refuse_dead_options(True, options.step_cache, options.parallel)
         if options.frames is not None:
@@ -101,6 +122,10 @@ def _check(engine: EngineConfig, options: PlanConfig) -> None:
                 f"{key} is of sessions; the reference {options.reference} makes a request at once",
                 param=key,
             )
-    if options.vae == "tiny" or options.sessions is not None:
-        key = "sessions" if options.sessions is not None else "vae"
-        raise ConfigError(f"{key} is of causal models, not of {options.reference}", param=key)
+    for key in ("sessions", "vae", "seconds"):
+        if getattr(options, key) != getattr(PlanConfig(), key):
+            raise ConfigError(f"{key} is of causal models, not of {options.reference}", param=key)
+
+
+def _is_this_machine(options: PlanConfig) -> bool:
+    return options.gpu == "cpu" or (options.gpu is None and options.reference is None)

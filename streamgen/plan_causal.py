@@ -107,7 +107,7 @@ def _work(load: Load) -> Document:
     model, flops = load.model, account_causal.row_flops(load)
     stages = account_causal.chunk_stages(load)
     weights = account.token_parameters(model.dit) * model.element_bytes
-    chunk_s = account_causal.chunk_s(load)
+    chunk_s, gains = account_causal.chunk_s(load), account_causal.gains_without(load)
     return {
         "pass": {
             **dataclasses.asdict(flops),
@@ -122,7 +122,7 @@ def _work(load: Load) -> Document:
         "latency_s": account_causal.latency_s(load),
         "period_s": load.period_s,
         "fps": load.chunk_pixel_frames / chunk_s,
-        "bound": max(stages, key=lambda stage: stage.seconds).name,
+        "bound": max(gains, key=lambda name: gains[name]),
         "decode_is_beside": not load.shares_device,
     }
 

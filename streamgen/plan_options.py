@@ -70,7 +70,7 @@ def reference_options(
         full = reference.steps * STEP_CACHE["0.4"] / CACHED_STEPS
         costs["step cache 0.4"] = other(steps=full)
     if reference.name == "flux-1-dev":
-        few = REFERENCES["flux-schnell"]
+        few = replace(REFERENCES["flux-schnell"], size=reference.size)
         costs[few.name] = request_cost(few, card, eta=eta, quantize=quantize, sparsity=sparsity)
     return [
         _option(name, (each.text, each.dit, each.vae), each.seconds) for name, each in costs.items()
@@ -79,7 +79,7 @@ def reference_options(
 
 def _chunk(load: Load) -> list[Stage]:
     stages, host_s = account_causal.chunk_stages(load), account_causal.host_s(load)
-    return [*stages, Stage("host", 0, 0, host_s, "measured")] if host_s else stages
+    return [*stages, Stage("host", 0, 0, host_s, "overhead")] if host_s else stages
 
 
 def _option(name: str, stages: Sequence[Stage], seconds: float) -> Document:

@@ -58,6 +58,7 @@ def plan_reference(card: Card, engine: EngineConfig, options: PlanConfig) -> Doc
         quantize=options.quantize,
         step_cache=full is not None,
         sparsity=options.sparsity,
+        cards=options.cards,
     )
     document = {
         "model": reference.name,
@@ -83,6 +84,8 @@ def plan_reference(card: Card, engine: EngineConfig, options: PlanConfig) -> Doc
 
 def _asked(published: Reference, engine: EngineConfig, options: PlanConfig) -> Reference:
     """Return a reference at the size, length and steps that are asked for."""
+    if options.frames is not None and published.frames == 1:
+        raise ConfigError(f"frames is of video; {published.name} makes a picture", param="frames")
     return dataclasses.replace(
         published,
         size=check_size(*(engine.size or published.size), MAX_PIXELS),
@@ -92,7 +95,9 @@ def _asked(published: Reference, engine: EngineConfig, options: PlanConfig) -> R
 
 
 def _serving(reference: Reference, card: Card, qps: float) -> list[Document]:
-    few = REFERENCES["flux-schnell"] if reference.name == "flux-1-dev" else None
+    few = None
+    if reference.name == "flux-1-dev":
+        few = dataclasses.replace(REFERENCES["flux-schnell"], size=reference.size)
     return [
         served(row.name, row.gpu_s, row.assumption, card, qps)
         for row in serving_ladder(reference, card, few)

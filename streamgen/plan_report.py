@@ -32,7 +32,8 @@ def causal_lines(document: Mapping[str, Any]) -> list[str]:
     """Return the text of a causal model's plan."""
     settings, work = document["settings"], document["pass"]
     head = (
-        f"{document['model']} {settings['size']}, {settings['fps']} fps, {settings['steps']} steps,"
+        f"{document['model']} {settings['size']}, {settings['fps']} fps, "
+        f"{_plural(settings['steps'], 'step')},"
         f" window {settings['window']} with sink {settings['sink']},"
         f" chunks of {settings['chunk_frames']} frames"
     )
@@ -70,7 +71,7 @@ def reference_lines(document: Mapping[str, Any]) -> list[str]:
     layer = document["offload"]
     cost = "no price is known; give --price" if price is None else _usd(price)
     return [
-        f"{document['model']} {settings['size']}, {settings['frames']} frames, "
+        f"{document['model']} {settings['size']}, {_plural(settings['frames'], 'frame')}, "
         f"{settings['effective_steps']:.3g} steps{guided}, {document['tokens']:,} tokens",
         _card_line(document["card"]),
         f"a token passes {scaled(document['token_parameters'])} of "
@@ -80,7 +81,8 @@ def reference_lines(document: Mapping[str, Any]) -> list[str]:
         "",
         *_stage_table(document["stages"], "a request"),
         "",
-        f"a request: {duration(document['request_s'])} on {settings['cards']} cards, {cost}"
+        f"a request: {duration(document['request_s'])} on {_plural(settings['cards'], 'card')}, "
+        + cost
         + (f"; an hour of video {_usd(hour)}" if hour is not None else ""),
         _communication_line(document["communication_bytes_a_step"]),
         f"layers in host memory, {layer['link'] / 1e9:.0f} GB/s: "
@@ -102,6 +104,10 @@ def calibration_line(facts: Mapping[str, Any], path: Path) -> str:
         f"decode {duration(facts['measured']['decode_point'][1])}; "
         f"a chunk of {made['model']} every {duration(made['chunk_s'])}\nwritten to {path}\n"
     )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _by_time(sessions: int) -> str:

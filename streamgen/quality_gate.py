@@ -140,6 +140,9 @@ def _pairs(engine: EngineConfig, options: EvalConfig, preset: Preset | None) -> 
             param="baseline",
         )
     assert baseline is not None
+    for key in ("prompt", "seeds", "seconds"):
+        if getattr(options, key) != getattr(EvalConfig(), key):
+            raise ConfigError(f"{key} is of options, not of files that are there", param=key)
     return _of_files(engine, Path(baseline), Path(candidate), preset)
 
 

@@ -7,6 +7,7 @@ and options have none.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from streamgen.quality_compare import Clip, Layout
 from streamgen.startup import resolve
 
 LATENTS: Final = ".safetensors"
+FPS: Final = re.compile(r"[1-9]\d?")  # of a model; more than 60 are never played
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +71,26 @@ def is_options(source: str) -> bool:
 def options_of(engine: EngineConfig, text: str, side: str) -> EngineConfig:
     """Return the engine's options with those of KEY=VALUE,... in their place.
 
-    Raises ConfigError for an option that does not exist or a value it cannot have.
+    Raises ConfigError for an option that does not exist or a value it cannot have, for one that is
+    given twice, and for another model.
     """
     flags: dict[str, object] = {}
     for entry in text.split(","):
-        key, equals, value = entry.partition("=")
+        name, equals, value = entry.partition("=")
+        key = name.strip().replace("-", "_")
         if not equals:
             raise ConfigError(
                 f"--{side} {text}: expected a file, or KEY=VALUE,... as in steps=2,dtype=bf16",
                 param=side,
             )
-        flags[key.strip().replace("-", "_")] = value.strip()
+        if key in flags:
+            raise ConfigError(f"--{side} {text}: {key} is given twice", param=side)
+        flags[key] = value.strip()
+    if flags.get("model", engine.model) != engine.model:
+        raise ConfigError(
+            f"--{side} {text}: both sides are of one model, {engine.model}; --model names another",
+            param=side,
+        )
     try:
         settings = read_settings([EngineConfig], flags=flags)
     except ConfigError as error:
@@ -108,35 +119,51 @@ def open_video(path: Path, side: str) -> Clip:
         container.close()
         raise ConfigError(f"--{side}: {path} has no pictures", param=side)
     stream = container.streams.video[0]
-    rate = stream.average_rate or stream.guessed_rate
+    rate, size = stream.average_rate or stream.guessed_rate, (stream.width, stream.height)
 
     def frames() -> Iterator[Pixels]:
         with container:
             try:
                 for frame in container.decode(stream):
+                    if (frame.width, frame.height) != size:
+                        now = f"{frame.width}x{frame.height}"
+                        raise ConfigError(
+                            f"--{side}: {path} goes from {size[0]}x{size[1]} to {now} pixels",
+                            param=side,
+                        )
                     yield frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
             except FFmpegError as error:
                 message = f"--{side}: {path} breaks off: {error.strerror}"
                 raise ConfigError(message, param=side) from error
 
-    return Clip(str(path), (stream.width, stream.height), float(rate or 0), frames())
+    return Clip(str(path), size, float(rate or 0), frames())
 
 
 def read_latents(path: Path, side: str) -> LatentsFile:
     """Return a file of latents. Raises ConfigError when it is none."""
     try:
-        with safe_open(path, "np") as file:
+        with safe_open(path, "pt") as file:
             latents, made_from = file.get_tensor("latents"), file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"--{side}: cannot read {path}: {error}", param=side) from error
-    missing = sorted({"model", "seed", "fps", "prompts"} - set(made_from))
-    if missing or latents.ndim != 4:
+    if (wrong := _what_is_wrong(latents, made_from)) is not None:
         raise ConfigError(
-            f"--{side}: {path} is not what `streamgen generate --latents` writes"
-            + (f": it does not say its {missing[0]}" if missing else f": shape {latents.shape}"),
+            f"--{side}: {path} is not what `streamgen generate --latents` writes: {wrong}",
             param=side,
         )
-    return LatentsFile(path, latents.astype(np.float32), made_from)
+    return LatentsFile(path, latents.float().numpy(), made_from)
+
+
+def _what_is_wrong(latents: torch.Tensor, made_from: Mapping[str, str]) -> str | None:
+    """Return why a tensor and what it says of itself are no video's latents; None if they are."""
+    if missing := sorted({"model", "seed", "fps", "prompts"} - set(made_from)):
+        return f"it does not say its {missing[0]}"
+    if not FPS.fullmatch(made_from["fps"]):
+        return f"its fps are {made_from['fps'][:20]!r}"
+    if latents.ndim != 4 or not latents.numel() or not latents.is_floating_point():
+        return f"it has {latents.dtype} of the shape {list(latents.shape)}"
+    # Pixels of what is not finite are all alike: nothing could be told apart.
+    return None if latents.isfinite().all() else "some of it is not finite"
 
 
 def check_same_making(a: LatentsFile, b: LatentsFile) -> None:
@@ -201,6 +228,7 @@ class Maker:
     def make(self, takes: list[Take]) -> Iterator[Clip]:
         """Yield each take, read one after the other while the engine lives."""
         with Engine(self._config, preset=self._preset) as engine:
+            engine.stream_engine.watch.is_traced = False  # nobody is shown these chunks
             for take in takes:
                 session = engine.open(take.prompt, seed=take.seed, num_frames=self._num_frames)
                 frames = (frame for chunk in session for frame in chunk.frames)

@@ -21,7 +21,9 @@ LOSSLESS: Final[dict[str, Any]] = {
     "dtype": "fp32",
     "steps": None,
     "window": None,
+    "sink": None,  # one for a longer window might not fit into the preset's
     "quantization": "none",
+    "kv_cache_dtype": "auto",
     "decoder": None,
 }
 

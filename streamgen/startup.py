@@ -26,10 +26,10 @@ from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
 from streamgen.lives import Output
 from streamgen.machine import keep_freed_memory
 from streamgen.measures import Totals
-from streamgen.memory_check import fit_memory, require_loading
+from streamgen.memory_check import fit_memory, require_loading, require_pages
 from streamgen.model_runner import ModelRunner, RunnerConfig
 from streamgen.models.presets import Preset, build, check_weights, find_preset, served
-from streamgen.models.weights import WeightOptions
+from streamgen.models.weights import WeightOptions, require_own_weights
 from streamgen.quality import add_sampler, reference_model
 from streamgen.session_config import checked_window, held_frames
 from streamgen.warm_up import Measured, choose_dtypes, fixed_dtype, measure
@@ -81,6 +81,7 @@ def checked_options(config: EngineConfig, preset: Preset) -> EngineConfig:
     if device.type == "cpu":  # a card is asked by the engine's own process
         check_device(config, preset, runner_config(config, preset, device))
     if preset.published is None:
+        require_own_weights(preset, weight_options(config, device))
         return config
     if device.type == "cpu":
         config = fit_memory(config, preset, device)
@@ -184,6 +185,11 @@ def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> N
         choose(config.attention_backend, geometry, device)
     except BackendError as error:
         raise ConfigError(str(error), param="attention_backend") from error
+    if device.type == "cpu":
+        # A format that is measured first may be the smaller one.
+        smallest = sizes.num_frames * geometry.frame_bytes
+        is_known = fixed_dtype(config, device) is not None
+        require_pages(config.max_sessions, smallest if is_known else smallest // 2)
     if device.type == "cuda":
         parts = memory_parts(preset, sizes, config.max_sessions, dtype.itemsize)
         require_memory(parts, DeviceFacts.here().cards[device.index or 0])

@@ -32,7 +32,10 @@ def series() -> set[str]:
     names = set()
     for family in Metrics("m").registry.collect():
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
-        names |= {family.name + suffix for suffix in suffixes.get(family.type, [""])}
+        # A histogram that goes below 0 has no sum.
+        below = family.name == f"{PREFIX}deadline_slack_seconds"
+        given = suffixes.get(family.type, [""])
+        names |= {family.name + suffix for suffix in given if not (below and suffix == "_sum")}
     return names
 
 
@@ -93,6 +96,32 @@ def test_links_within_the_troubleshooting_page() -> None:
         assert any(one.startswith(PREFIX + name) for one in series()), name
 
 
+def source() -> str:
+    """Return what the program says: its source, with strings over several lines put together."""
+    folders = (ROOT / "streamgen", ROOT / "transport", ROOT / "kvcache")
+    files = [f for folder in folders for f in folder.rglob("*") if f.suffix in (".py", ".js")]
+    text = "".join(f.read_text("utf-8") for f in sorted(files))
+    return re.sub(r'"\s*\n\s*f?"', "", text).replace("`", "")
+
+
+# What the system, curl and nginx say, and a sentence that is put together of parts.
+NOT_OURS = ("Address already in use", ") Failed to connect", "proxy_set_header", "cache pages are")
+
+
+def test_messages_of_the_troubleshooting_page_are_those_that_are_printed() -> None:
+    said, text = source(), re.sub(r"```.*?```", "", TROUBLESHOOTING, flags=re.DOTALL)
+    found = 0
+    for quote in re.findall(r"`([^`\n]+)`", text):
+        words = quote.removeprefix("streamgen serve: ").removeprefix("the engine failed: ")
+        for part in re.split(r"\.\.\.|[\w.:%-]*\d[\w.:%-]*|'[^']*'|; did you mean", words):
+            part = part.strip(" ,;:")
+            if len(part.split()) < 3 or any(other in part for other in NOT_OURS):
+                continue
+            found += 1
+            assert part.removesuffix(", told twice") in said, quote
+    assert found > 20
+
+
 def queries(dashboard: dict[str, Any]) -> Iterator[str]:
     """Yield the queries of a dashboard's panels and variables."""
     for panel in dashboard["panels"]:
@@ -150,6 +179,28 @@ def test_the_dashboard_queries_what_there_is() -> None:
         assert set(re.findall(r"\$(?!__)(\w+)", query)) <= {"instance", "model"}
 
 
+def labels_of(name: str) -> set[str]:
+    """Return the labels of a series as Prometheus keeps it."""
+    family = next(f for f in Metrics("m").registry.collect() if name.startswith(f.name))
+    known = {label for sample in family.samples for label in sample.labels}
+    kind = {"kind"} if family.name == f"{PREFIX}memory_bytes" else set()  # it has no sample yet
+    return known | kind | {"job", "instance", "model_name"}
+
+
+def test_queries_select_and_sum_by_labels_that_there_are() -> None:
+    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
+    found = [*queries(dashboard), *(alert["expr"] for alert in alerts())]
+    for query in found:
+        for name, inside in re.findall(rf"({PREFIX}[a-z_]+)\{{([^}}]*)\}}", query):
+            selected = re.findall(r"(\w+) *(?:=|!=|=~|!~) *\"", inside)
+            assert set(selected) <= labels_of(name), query
+            assert selected, query
+        for by in re.findall(r"\b(?:by|on) \(([^)]*)\)", query):
+            wanted = {label.strip() for label in by.split(",")}
+            for name in NAME.findall(query):
+                assert wanted <= labels_of(name), query
+
+
 def promtool(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run Prometheus's tool."""
     return subprocess.run(
@@ -163,6 +214,21 @@ def test_promtool_accepts_the_rules_and_the_configuration() -> None:
         checked = promtool("check", *arguments)
         assert checked.returncode == 0, checked.stdout + checked.stderr
         assert "FAILED" not in checked.stdout
+
+
+@needs_promtool
+def test_promtool_reads_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
+    found = [t["expr"] for panel in dashboard["panels"] for t in panel.get("targets", ())]
+    rules = [
+        {"record": f"query:{i}", "expr": re.sub(r"\$__rate_interval", "1m", query)}
+        for i, query in enumerate(found)
+    ]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    checked = promtool("check", "rules", str(file))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"{len(found)} rules found" in checked.stdout
 
 
 @needs_promtool

@@ -36,7 +36,9 @@ def run_eval(folder: Path, *argv: str) -> tuple[int, dict[str, Any]]:
 def evaluate(folder: Path, engine: EngineConfig | None = None, **options: Any) -> dict[str, Any]:
     """Compare options, or what the tiny model made; return what was written, and the status."""
     file = folder / "eval.json"
-    config = EvalConfig(**{"json": file, "seconds": 1.5, "prompt": ("a red ball",), **options})
+    of_files = "baseline" in options and "=" not in options["baseline"]
+    usual = {} if of_files else {"seconds": 1.5, "prompt": ("a red ball",)}
+    config = EvalConfig(**{"json": file, **usual, **options})
     status = quality_gate.run(engine or tiny_config(), config, preset=TINY)
     return {"status": status, **json.loads(file.read_text())}
 

@@ -149,6 +149,10 @@ def test_measured_costs_never_fall() -> None:
     assert single.decode_s(2.5e9) == pytest.approx(0.01)
 
 
+POINTS = {
+    "pass_points": [[1e9, 0.01]], "decode_point": [1e9, 0.01], "decode_shares_device": False,
+    "host_s": 0.0, "runtime_bytes": 0, "element_bytes": [4, 4],
+}  # fmt: skip
 FACTS = {"name": "mine", "peak_flops": 1e14, "bandwidth": 1e12, "memory_bytes": 1e10}
 
 
@@ -163,7 +167,16 @@ def test_a_card_from_a_file() -> None:
         ([], "must be an object"),
         ({**FACTS, "flops": 1}, "no fact is called 'flops'"),
         ({**FACTS, "name": ""}, "name = ''"),
-        ({**FACTS, "bandwidth": -1}, "bandwidth = -1: expected a positive number"),
+        ({**FACTS, "bandwidth": -1}, "bandwidth = -1: expected a number from 1e\\+06 to 1e\\+18"),
+        ({**FACTS, "peak_flops": 1e-300}, "peak_flops = 1e-300: expected a number"),
+        ({**FACTS, "memory_bytes": 0.5}, "memory_bytes = 0.5: expected a number"),
+        ({**FACTS, "name": "two\nlines"}, "expected a name"),
+        ({**FACTS, "measured": {}}, "not as `plan --calibrate` writes it"),
+        ({**FACTS, "measured": {**POINTS, "host_s": -1}}, "host_s = -1.0: expected a number"),
+        ({**FACTS, "measured": {**POINTS, "runtime_bytes": float("inf")}}, "not as `plan --cal"),
+        ({**FACTS, "measured": {**POINTS, "element_bytes": [2, 7]}}, "expected 2 or 4 each"),
+        ({**FACTS, "measured": {**POINTS, "decode_point": [1e9, float("nan")]}}, "seconds of a me"),
+        ({**FACTS, "measured": {**POINTS, "pass_points": [[2, 1], [1, 1]]}}, "by rising FLOPs"),
         ({**FACTS, "peak_flops": "fast"}, "peak_flops = 'fast'"),
         ({k: v for k, v in FACTS.items() if k != "memory_bytes"}, "memory_bytes = None"),
         ({**FACTS, "measured": {"pass_points": [[1, 2]]}}, "not as `plan --calibrate` writes it"),

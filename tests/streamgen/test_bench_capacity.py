@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamgen import bench_capacity
-from streamgen.bench_capacity import Arrivals, capacity, is_carried, run, verdict_line
+from streamgen.bench_capacity import Arrivals, capacity, doubts, is_carried, run, verdict_line
 from streamgen.command_options import BenchConfig
 from tests.streamgen.bench_form import check_form
 from tests.streamgen.tiny import TINY, tiny_config
@@ -18,7 +18,8 @@ from tests.streamgen.tiny import TINY, tiny_config
 def row(offered: float, attainment: float | None = 1.0, placed: float = 1.0) -> dict[str, Any]:
     return {
         "offered": offered, "deadline_attainment": attainment, "placed_share": placed,
-        "sessions_mean": 0.9 * offered, "sessions_most": int(offered) + 2,
+        "sessions_mean": 0.9 * offered, "sessions_most": int(offered) + 2, "arrivals": 20,
+        "chunks": 60,
     }  # fmt: skip
 
 
@@ -66,6 +67,15 @@ def test_the_capacity_is_the_largest_level_that_was_carried() -> None:
     assert "people were turned away" in verdict_line([row(1), row(2, placed=0.5)])
     assert "ask for more with --sessions" in verdict_line(rows[:2])
     assert capacity([row(1, 0.1)])["offered"] == 0
+
+
+def test_a_level_at_which_hardly_anybody_came_says_little() -> None:
+    nobody, few = row(1, None) | {"arrivals": 0, "chunks": 0}, row(2) | {"arrivals": 9}
+    assert capacity([nobody])["offered"] == 0
+    assert doubts([nobody, few, row(4)]) == (
+        "at 1 sessions offered 0 came: give it more --seconds",
+        "at 2 sessions offered 9 came: give it more --seconds",
+    )
 
 
 def test_the_ramp_goes_on_until_it_is_too_much(

@@ -16,7 +16,7 @@ from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
 from streamgen.models.presets import POCKET
 from tests.streamgen.bench_form import check_form
-from tests.streamgen.test_plan import MEASURED
+from tests.streamgen.planning import MEASURED
 from tests.streamgen.tiny import TINY, tiny_config
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from streamgen import bench_kinds, bench_report, cli, plots
+from streamgen import bench_kinds, bench_plots, bench_report, cli, plots
 from streamgen.bench_plots import PANELS
 from streamgen.bench_report import BenchReport, flat, percentiles, write
 from streamgen.command_options import BenchConfig
@@ -58,6 +58,7 @@ def report_of(kind: str) -> BenchReport:
         rows = [
             {"figure": "age", "value": 2.5, "unit": "ms", "mark": 20.0, "met": True},
             {"figure": "server CPU", "value": 25.0, "unit": "%", "mark": None, "met": None},
+            {"figure": "20 : 1 viewers", "value": 1.4, "unit": "x", "mark": 2.0, "met": True},
             {"figure": "engine's CPU", "value": None, "unit": "%", "mark": None, "met": None},
         ]
     return BenchReport(kind, MACHINE, VIDEO, rows, ("a note",), more=MORE.get(kind, {}))
@@ -123,6 +124,19 @@ def test_a_row_without_a_figure_is_drawn_too(tmp_path: Path) -> None:
         assert (tmp_path / f"{kind}.png").stat().st_size > 10_000
 
 
+def test_the_ratios_of_the_transport_are_drawn_with_their_marks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("matplotlib")
+    figures: list[Any] = []
+    monkeypatch.setattr(bench_plots, "save", lambda figure, path: figures.append(figure))
+    bench_plots.draw(report_of("transport").document(), Path("a.png"))
+    ratios = figures[0].axes[2]
+    assert [label.get_text() for label in ratios.get_yticklabels()] == ["20 : 1 viewers"]
+    assert ratios.patches[0].get_width() == pytest.approx(1.4)
+    assert ratios.collections[0].get_segments()[0][:, 0].tolist() == [2, 2]
+
+
 def test_percentiles_are_in_ms_and_none_of_nothing() -> None:
     assert percentiles("x_ms", [0.1] * 99 + [0.2], 50, 100) == {
         "x_ms_p50": pytest.approx(100), "x_ms_p100": pytest.approx(200),
@@ -152,6 +166,23 @@ def test_files_that_cannot_be_written_are_told_before_anything_is_measured(
     for kind in PANELS:
         with pytest.raises(ConfigError, match=message):
             bench_kinds.run(kind, None, options, has_seconds=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "argv", "message"),
+    [
+        ("live", ["--sessions", "3"], "sessions changes nothing in bench live; it is for late"),
+        ("sessions", ["--browser"], "browser changes nothing in bench sessions; it is for trans"),
+        ("capacity", ["--calibration", "a.json"], "calibration changes nothing in bench capacity"),
+        ("latency", ["--max-utilisation", "0.5"], "max_utilisation changes nothing in bench late"),
+        ("sessions", ["--sessions", "1,10001"], "expected numbers of sessions from 1 to 10,000"),
+    ],
+)
+def test_an_option_that_a_kind_does_not_go_by_is_refused(
+    kind: str, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", kind, *argv]) == cli.WRONG_USAGE
+    assert message in capsys.readouterr().err
 
 
 def test_a_picture_without_matplotlib_is_refused_with_the_way_to_get_it(

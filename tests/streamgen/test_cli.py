@@ -90,7 +90,7 @@ def serve_options(*argv: str) -> tuple[EngineConfig, ServeConfig]:
         (["eval"], "--candidate is missing"),
         (["bench", "transport", "--seconds", "0"], "a positive number of seconds"),
         (["bench", "transport", "--sessions", "4,8"], "one number, as in --sessions 12"),
-        (["bench", "--sessions", "1,0"], "numbers of sessions from 1 up"),
+        (["bench", "--sessions", "1,0"], "numbers of sessions from 1 to 10,000"),
         (["parity"], "DIR"),
         (["version", "--all"], "'--all'"),
     ],

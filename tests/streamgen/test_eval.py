@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from streamgen import cli
 from streamgen.errors import ConfigError
@@ -101,6 +106,8 @@ def test_videos_that_do_not_fit_are_refused(
         (["--candidate", "stepz=2"], "did you mean steps?"),
         (["--candidate", "steps=many"], "--candidate steps=many"),
         (["--candidate", "steps=2,dtype"], "as in steps=2,dtype=bf16"),
+        (["--candidate", "steps=2,steps=3"], "steps is given twice"),
+        (["--candidate", "model=longlive"], "both sides are of one model, pocket"),
         (["--candidate", "size=64x64"], "128x128 pixels and candidate has 64x64"),
         (["--candidate", "steps=2", "--metrics", "psnr,fid"], "FID is refused"),
         (["--candidate", "steps=2", "--metrics", "vmaf"], "expected some of psnr, ssim, lpips"),
@@ -153,3 +160,66 @@ def test_latents_of_another_making_are_refused(tmp_path: Path) -> None:
         candidate = make(tmp_path, name=name, **other).with_suffix(".safetensors")
         with pytest.raises(ConfigError, match=r"made with (seed|prompts)"):
             evaluate(tmp_path, baseline=str(first), candidate=str(candidate))
+
+
+def test_latents_may_be_of_sixteen_bits(tmp_path: Path) -> None:
+    """And are judged by what they decode to."""
+    file = make(tmp_path, name="a.mp4", seconds=1.5).with_suffix(".safetensors")
+    rewritten(file, tmp_path / "b.safetensors", lambda latents: latents.bfloat16())
+    report = evaluate(tmp_path, baseline=str(file), candidate=str(tmp_path / "b.safetensors"))
+    assert 30 < report["clips"][0]["psnr_db"] < 100
+
+
+@pytest.mark.parametrize(
+    ("change", "made_from", "message"),
+    [
+        (lambda x: x * float("nan"), {}, "some of it is not finite"),
+        (lambda x: x[:0], {}, r"torch.float32 of the shape \[0, 4, "),
+        (lambda x: x[0], {}, r"of the shape \[4, "),
+        (lambda x: x.int(), {}, "it has torch.int32"),
+        (lambda x: x, {"fps": "nan"}, "its fps are 'nan'"),
+        (lambda x: x, {"fps": "0"}, "its fps are '0'"),
+        (lambda x: x[:, :2], {}, "has 2 channels, tiny has 4"),
+    ],
+)
+def test_latents_that_are_none_are_refused(
+    change: Callable[[torch.Tensor], torch.Tensor], made_from: dict[str, str], message: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """What is not finite decodes to one grey picture on both sides, which would pass."""
+    file, broken = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    facts = {"model": "tiny", "seed": "1", "fps": "16", "prompts": "[]"}
+    save_file({"latents": torch.zeros(2, 4, 6, 8)}, file, facts)
+    rewritten(file, broken, change, **made_from)
+    with pytest.raises(ConfigError, match=message):
+        evaluate(tmp_path, baseline=str(broken), candidate=str(broken))
+
+
+def rewritten(
+    source: Path, target: Path, change: Callable[[torch.Tensor], torch.Tensor], **made_from: str
+) -> None:
+    """Write a file of latents again with something changed."""
+    with safe_open(source, "pt") as file:
+        latents, facts = file.get_tensor("latents"), file.metadata()
+    save_file({"latents": change(latents).contiguous()}, target, {**facts, **made_from})
+
+
+def test_a_video_that_changes_its_size_is_refused(tmp_path: Path) -> None:
+    first, second = (write_video(tmp_path / f"{w}.mkv", 20, 4, width=w) for w in (64, 80))
+    joined = tmp_path / "joined.h264"
+    with joined.open("wb") as target:
+        for part in (first, second):
+            with av.open(str(part)) as container:
+                raw = av.BitStreamFilterContext("h264_mp4toannexb", container.streams.video[0])
+                for packet in container.demux(video=0):
+                    target.writelines(bytes(out) for out in raw.filter(packet))
+    with pytest.raises(ConfigError, match="goes from 64x48 to 80x48 pixels"):
+        evaluate(tmp_path, baseline=str(joined), candidate=str(joined))
+
+
+@pytest.mark.parametrize("option", [{"seconds": 3.0}, {"seeds": (1,)}, {"prompt": ("a",)}])
+def test_what_is_of_options_is_refused_with_files(
+    option: dict[str, object], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(option))} is of options, not of files"):
+        evaluate(tmp_path, baseline="a.mp4", candidate="b.mp4", **option)

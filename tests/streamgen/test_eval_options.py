@@ -17,6 +17,7 @@ from streamgen.command_options import EvalConfig
 from streamgen.engine_worker import EngineWorker
 from streamgen.models.presets import Preset
 from streamgen.quality_sources import Take
+from streamgen.startup import resolve
 from tests.streamgen.evaluating import evaluate
 from tests.streamgen.tiny import TINY, tiny_config
 
@@ -122,19 +123,25 @@ def test_lpips_is_not_tried_when_it_is_not_wanted(
 
 
 def test_the_gate_at_the_start_undoes_what_is_lossy() -> None:
-    engine = tiny_config(dtype="bf16", steps=1, window=6)
+    engine = tiny_config(dtype="bf16", steps=1, window=12, sink=7)
     undone = quality_start.lossless(engine)
     assert (undone.dtype, undone.steps, undone.window) == ("fp32", None, None)
+    assert resolve(undone, TINY).sink == TINY.sink_frames  # 7 would leave no room in its window
     assert undone.deterministic
     assert undone.model == engine.model
 
 
 @pytest.mark.parametrize(("options", "equal"), [({}, True), ({"steps": 1}, False)])
 def test_the_gate_at_the_start_tells_what_options_cost(
-    options: dict[str, int], equal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    options: dict[str, int], equal: bool, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     monkeypatch.setattr(quality_start, "SECONDS", 0.5)
-    lines = quality_start.gate_lines(tiny_config(deterministic=True, **options), TINY)
+    # A server's sampler and its lines about chunks are of what is shown.
+    engine = tiny_config(deterministic=True, sample_quality=0.1, gate=True, **options)
+    with caplog.at_level("INFO"):
+        lines = quality_start.gate_lines(engine, TINY)
+    assert not [r for r in caplog.records if r.name in ("streamgen.trace", "streamgen.quality")]
     assert lines[0].startswith("baseline: from the options as they are, but dtype fp32")
     assert lines[-1].startswith("invisible" if equal else ("visible", "rejected", "invisible"))
     assert ("worst 100.0 dB" in lines[-1]) is equal

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamgen.machine import keep_freed_memory
+from streamgen.calibrate import resident_bytes
+from streamgen.machine import give_back_freed_memory, keep_freed_memory
 from streamgen.models.fused import ConvReLU, LinearGELU, can_fuse
 
 TYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # and what rounding allows
@@ -60,8 +61,14 @@ def test_torch_still_has_the_operators() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an option of glibc")
-def test_glibc_takes_the_option() -> None:
+def test_glibc_takes_the_option_and_gives_back_when_it_is_told() -> None:
     assert keep_freed_memory()
+    large = torch.ones(64 * 2**20, dtype=torch.uint8)
+    held = resident_bytes()
+    del large
+    assert resident_bytes() > held - 2**20
+    assert give_back_freed_memory()
+    assert resident_bytes() < held - 60 * 2**20
 
 
 @torch.no_grad()

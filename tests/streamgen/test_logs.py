@@ -19,6 +19,8 @@ def bare_root() -> Iterator[logging.Logger]:
     root = logging.getLogger()
     loggers = [root, *(logging.getLogger(name) for name in logs.TRACES)]
     levels, handlers = [logger.level for logger in loggers], root.handlers[:]
+    for logger in loggers[1:]:  # a server that ran in this process has set them
+        logger.setLevel(logging.NOTSET)
     yield root
     root.handlers[:] = handlers
     for logger, level in zip(loggers, levels, strict=True):

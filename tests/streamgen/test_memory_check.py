@@ -12,7 +12,7 @@ import torch
 
 from streamgen import machine, memory_check
 from streamgen.config import EngineConfig, engine_config
-from streamgen.errors import OutOfMemory
+from streamgen.errors import ConfigError, OutOfMemory
 from streamgen.memory_check import fit_memory, loading_need, running_need
 from streamgen.models.presets import POCKET, PRESETS, Preset
 from streamgen.startup import checked_options, resolve
@@ -113,6 +113,31 @@ def test_bundled_models_are_not_asked(free_gb: Say) -> None:
     free_gb(0)
     config = options(POCKET)
     assert fit_memory(config, POCKET, CPU) is config
+
+
+@pytest.mark.parametrize(
+    ("dtype", "says"), [("fp32", "0.9 GB"), ("bf16", "0.4 GB"), ("auto", "0.4")]
+)
+def test_pages_that_main_memory_cannot_hold_are_refused(
+    dtype: str, says: str, free_gb: Say
+) -> None:
+    """Of a bundled model too, in the format that needs least: the system would end the process."""
+    config = engine_config(flags={"dtype": dtype, "max_sessions": "125"})
+    free_gb(0.4)
+    with pytest.raises(
+        OutOfMemory, match=rf"K/V of 125 sessions take {says}.* and 0.4 GB are free"
+    ):
+        checked_options(config, POCKET)
+    free_gb(1.0)
+    assert checked_options(config, POCKET).max_sessions == 125
+
+
+@pytest.mark.parametrize("flags", [{"weights": "a"}, {"revision": "v2"}, {"decoder": "tiny"}])
+def test_weights_of_another_model_are_refused_before_a_server_listens(
+    flags: dict[str, str],
+) -> None:
+    with pytest.raises(ConfigError, match=r"pocket (brings|has only) its own"):
+        checked_options(engine_config(flags=flags), POCKET)
 
 
 def test_the_machine_is_asked_before_the_files(free_gb: Say) -> None:

@@ -10,71 +10,15 @@ from typing import Any
 
 import pytest
 
-from streamgen import calibrate, cli, stopwatch
+from streamgen import cli, plan_plot
 from streamgen.account_cards import CARDS
-from streamgen.config import EngineConfig
 from streamgen.plan_report import duration, scaled
-
-CAUSAL = ("--gpu", "h100", "--model", "causal-wan-1.3b")
-FLUX = ("--gpu", "h100", "--reference", "flux-1-dev")
-# The bundled model on a device that makes a pass of one row in 20 ms and a decode in 60.
-MEASURED = {
-    "name": "made up",
-    "peak_flops": 1e12,
-    "bandwidth": 1e10,
-    "memory_bytes": 16 * 2**30,
-    "measured": {
-        "pass_points": [[1712922624, 0.020], [3425845248, 0.030]],
-        "decode_point": [16391602176, 0.060],
-        "decode_shares_device": False,
-        "host_s": 0.004,
-        "runtime_bytes": 400_000_000,
-        "element_bytes": [4, 4],
-    },
-}
+from tests.streamgen.planning import CAUSAL, FLUX, planned, refused, text_of, with_clean_environment
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import os
-
-    for variable in [v for v in os.environ if v.startswith("STREAMGEN_")]:
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def measured(tmp_path: Path) -> Path:
-    file = tmp_path / "measured.json"
-    file.write_text(json.dumps(MEASURED))
-    return file
-
-
-def planned(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    assert cli.main(["plan", *argv, "--json", "-"]) == cli.DONE
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
-
-
-def text_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert cli.main(["plan", *argv]) == cli.DONE
-    said = capsys.readouterr()
-    assert said.err == ""
-    return said.out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Require status 2 and one clear line; return it."""
-    try:
-        status = cli.main(["plan", *argv])
-    except SystemExit as ended:
-        status = ended.code  # type: ignore[assignment]
-    said = capsys.readouterr()
-    assert status == cli.WRONG_USAGE, said
-    assert said.out == ""
-    lines = said.err.splitlines()
-    assert len(lines) == 1 or (len(lines) == 2 and lines[1].startswith("See "))
-    return lines[0]
+    with_clean_environment(monkeypatch, tmp_path)
 
 
 def test_a_causal_model_on_a_card(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,34 +89,28 @@ def test_a_reference_is_on_an_h100_unless_told(capsys: pytest.CaptureFixture[str
     assert document["request_s"] / cached["request_s"] == pytest.approx(1.75, rel=0.04)
 
 
-def test_a_measured_device_predicts_from_its_own_seconds(
-    capsys: pytest.CaptureFixture[str], measured: Path
-) -> None:
-    document = planned(capsys, "--model", "pocket", "--gpu", str(measured), "--sessions", "1,8")
-    assert document["chunk_s"] == pytest.approx(3 * 0.020 + 0.030 + 0.004)
-    assert document["latency_s"] == pytest.approx(3 * 0.020 + 0.030 + 0.004 + 0.060)
-    assert document["decode_is_beside"] is True
-    assert document["sessions_by_time"] > 4
-    one, eight = document["memory"]
-    assert one["runtime"] == 400_000_000
-    assert eight["kv"] == 8 * one["kv"]
-    fewer = planned(capsys, "--model", "pocket", "--gpu", str(measured), "--steps", "2")
-    assert fewer["chunk_s"] == pytest.approx(0.060 + 0.004)  # the decode is the longer one
+def test_a_smaller_picture_is_smaller_for_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+    large, small = (
+        {
+            row["name"]: row["gpu_s"]
+            for row in planned(capsys, *FLUX, "--qps", "1", *size)["serving"]
+        }
+        for size in ((), ("--size", "512x512"))
+    )
+    assert all(small[name] < 0.4 * large[name] for name in large), (large, small)
 
 
-def test_the_calibration_of_this_machine_is_the_default_device(
-    capsys: pytest.CaptureFixture[str], measured: Path, tmp_path: Path
-) -> None:
-    kept = tmp_path / "cache" / "streamgen" / "calibration.json"
-    assert kept == calibrate.calibration_file()
-    message = refused(capsys, "--model", "pocket")
-    assert str(kept) in message
-    assert "streamgen plan --calibrate" in message
-    kept.parent.mkdir(parents=True)
-    kept.write_text(measured.read_text())
-    assert planned(capsys)["card"]["name"] == "made up"
-    kept.unlink()
-    assert planned(capsys, "--calibration", str(measured))["card"]["name"] == "made up"
+def test_cards_that_are_there_are_not_offered_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """And what is left gains what it does of the shorter request."""
+    alone, four = (planned(capsys, *FLUX, "--cards", cards) for cards in ("1", "4"))
+    offered = [
+        [e["name"] for e in document["exchanges"] if e["kind"] == "more cards"]
+        for document in (alone, four)
+    ]
+    assert offered == [["Ulysses on 4", "Ulysses on 8"], ["Ulysses on 8"]]
+    gains = [e["gain"] for e in four["exchanges"] if e["name"] == "Ulysses on 8"]
+    eight = planned(capsys, *FLUX, "--cards", "8")
+    assert gains == [pytest.approx(four["request_s"] / eight["request_s"])]
 
 
 @pytest.mark.parametrize(
@@ -186,6 +124,8 @@ def test_the_calibration_of_this_machine_is_the_default_device(
         ([*FLUX, "--steps", "4", "--step-cache", "0.4"], "would hit none"),
         (["--reference", "wan-14b-720p", "--parallel", "cfg", "--cards", "8"], "2 cards, not"),
         ([*FLUX, "--window", "9"], "window is of sessions"),
+        ([*FLUX, "--no-fused"], "fused is of sessions"),
+        ([*FLUX, "--max-utilisation", "0.5"], "max_utilisation is of sessions"),
         ([*FLUX, "--sessions", "4"], "sessions is of causal models"),
         ([*FLUX, "--size", "1000x1000"], "nearest legal size is 992x992"),
         ([*CAUSAL, "--frames", "9"], "frames is of a --reference"),
@@ -195,7 +135,18 @@ def test_the_calibration_of_this_machine_is_the_default_device(
         (["--gpu", "h100", "--model", "nope"], "there is pocket, self-forcing, "),
         (["--gpu", "h1000"], "neither 4090, h100, h200, b200, cpu nor a file"),
         (["--gpu", "h100", "--quantize", "fp7"], "expected one of none, fp8, int4"),
-        (["--gpu", "h100", "--sparsity", "0"], "expected a positive number"),
+        (["--gpu", "h100", "--sparsity", "0.5"], "expected a number from 1 to 1,000"),
+        (["--gpu", "h100", "--eta", "1e-300"], "expected a number from 0.001 to 1"),
+        (["--gpu", "h100", "--eta", "1.01"], "expected a number from 0.001 to 1"),
+        (["--gpu", "h100", "--qps", "1e308"], "expected a number from 0.001 to 1,000,000"),
+        (["--gpu", "h100", "--price", "nan"], "expected a number from 0.001 to 1,000,000"),
+        (["--gpu", "h100", "--sessions", "1,1000000000"], "sessions from 1 to 10,000"),
+        ([*FLUX, "--frames", "17"], "frames is of video; flux-1-dev makes a picture"),
+        ([*FLUX, "--seconds", "7"], "seconds is of causal models"),
+        ([*CAUSAL, "--calibration", "c.json"], "calibration is read for --gpu cpu alone"),
+        (["--gpu", "/dev/zero"], "/dev/zero is no file"),
+        ([*CAUSAL, "--json", "nowhere/a.json"], "there is no folder nowhere"),
+        ([*CAUSAL, "--json", "a.txt"], "must end in one of .json"),
         (["--gpu", "h100", "--cards", "0"], "whole number from 1 to 64"),
         (["--reference", "sdxl"], "expected one of flux-1-dev"),
         (["--gpu", "h100", "--qsp", "3"], "did you mean --qps?"),
@@ -208,24 +159,15 @@ def test_mistakes_are_answered_in_one_line(
     assert message in refused(capsys, *argv)
 
 
-@pytest.mark.parametrize("flags", [("--quantize", "fp8"), ("--cards", "2"), ("--eta", "0.4")])
-def test_what_was_not_measured_is_not_guessed(
-    capsys: pytest.CaptureFixture[str], measured: Path, flags: tuple[str, str]
-) -> None:
-    message = refused(capsys, "--gpu", str(measured), *flags)
-    assert f"{flags[0].removeprefix('--')} was not measured on made up" in message
-
-
-def test_a_format_that_was_not_measured_is_not_guessed(
-    capsys: pytest.CaptureFixture[str], measured: Path
-) -> None:
-    message = refused(capsys, "--gpu", str(measured), "--dtype", "bf16")
-    assert "made up was calibrated with elements of 4 bytes in passes" in message
-    assert planned(capsys, "--gpu", str(measured), "--dtype", "fp32")["fps"] > 0
-
-
 @pytest.mark.parametrize(
-    ("content", "message"), [("{", "is not JSON"), ("[]", "must be an object"), ("{}", "name")]
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON: it is nested too deep"),
+        ('{"price": NaN}', "is not JSON: NaN"),
+        ("[]", "must be an object"),
+        ("{}", "name"),
+    ],
 )
 def test_a_file_that_is_no_card(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, message: str
@@ -284,19 +226,27 @@ def test_the_ledger_of_a_references_options_is_there(capsys: pytest.CaptureFixtu
     assert options["step cache 0.4"] < options["as asked"] < options["eager"]
 
 
-def test_only_options_that_were_measured_are_told_of_a_measured_device(
-    capsys: pytest.CaptureFixture[str], measured: Path
+@pytest.mark.parametrize(
+    ("seconds", "units"), [(0.5, ["TFLOP", "MB moved", "ms"]), (4.0, ["TFLOP", "MB moved", "s"])]
+)
+def test_a_picture_has_units_that_can_be_read(
+    seconds: float, units: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = planned(capsys, "--gpu", str(measured))["options"]
-    assert [each["name"] for each in options] == [
-        "as asked",
-        "window 4",
-        "3 steps",
-        "commit alone",
-    ]
-    assert options[0]["stages"][-1] == {
-        "name": "host", "flops": 0, "bytes": 0, "seconds": 0.004, "bound": "measured",
+    pytest.importorskip("matplotlib")
+    figures: list[Any] = []
+    monkeypatch.setattr(plan_plot, "save", lambda figure, path: figures.append(figure))
+    stage = {"name": "VAE", "flops": 2e12, "bytes": 3e6, "seconds": seconds}
+    document = {
+        "model": "m", "settings": {"size": "8x8"},
+        "card": {"name": "c", "is_measured": False, "eta": 0.5},
+        "options": [{"name": "as asked", "stages": [stage], "seconds": seconds}],
     }  # fmt: skip
+    plan_plot.draw(document, Path("a.png"))
+    axes = figures[0].axes
+    assert [each.get_xlabel() for each in axes] == units
+    widths = [each.patches[0].get_width() for each in axes]
+    assert widths == pytest.approx([2, 3, seconds if seconds > 1 else 1000 * seconds])
+    assert list(axes[2].lines[0].get_xdata()) == pytest.approx([widths[2]])
 
 
 @pytest.mark.parametrize("what", [CAUSAL, FLUX])
@@ -308,42 +258,6 @@ def test_a_plan_is_drawn(
     assert text_of(capsys, *what, "--plot", str(file)).splitlines()[-1].startswith("next: ")
     assert file.read_bytes().startswith(b"\x89PNG")
     assert "must end in one of .png" in refused(capsys, *what, "--plot", str(tmp_path / "a.pdf"))
-
-
-@pytest.mark.slow
-def test_calibration_predicts_what_it_saw(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for module, name, value in (
-        (calibrate, "ROUNDS", 1), (calibrate, "CHUNKS", 5), (calibrate, "COPY_BYTES", 2**20),
-        (stopwatch, "PEAK_SECONDS", 0.1),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, value)
-    kept = tmp_path / "here" / "calibration.json"
-    facts = calibrate.calibrate(EngineConfig(dtype="fp32"), kept)
-    assert json.loads(kept.read_text()) == facts
-    assert facts["peak_flops"] > 0
-    assert facts["bandwidth"] > 0
-    flags = ("--gpu", "cpu", "--calibration", str(kept), "--sessions", "4")
-    document = planned(capsys, *flags)
-    made = facts["machine"]
-    assert document["chunk_s"] == pytest.approx(made["chunk_s"], rel=0.15)
-    assert document["memory"][0]["total"] == pytest.approx(made["resident_bytes"], rel=0.05)
-    assert facts["measured"]["element_bytes"] == [4, 4]
-
-
-def test_a_usual_chunk_is_one_of_the_middle_half() -> None:
-    warm = [0.0] * calibrate.WARM_CHUNKS
-    take = calibrate.Take(
-        made_at=[*warm, 1, 3, 13, 15], dit_s=[*warm, 1, 2, 10, 12], vae_s=[*warm, 0, 1, 2, 3]
-    )
-    # Chunks of 1, 2, 10 and 2 seconds: the fastest and the slowest do not count.
-    assert calibrate.usual_s(take) == (1.5, 1.0, 2.0)
-
-
-def test_noise_is_taken_out_of_passes() -> None:
-    assert calibrate.plausible({1: 2.0, 2: 9.0, 4: 5.0}) == {1: 2.0, 2: 4.0, 4: 5.0}
-    assert calibrate.plausible({1: 2.0, 2: 3.0, 4: 5.0}) == {1: 2.0, 2: 3.0, 4: 5.0}
 
 
 @pytest.mark.parametrize(

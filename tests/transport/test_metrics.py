@@ -191,6 +191,16 @@ async def test_a_loop_that_is_held_up_is_seen() -> None:
     assert max(lags) > 0.15
 
 
+@pytest.mark.parametrize("name", ['a "quoted" {name}\\', "two\nlines", "模型 🎬", ""])
+def test_a_models_name_may_be_anything(name: str) -> None:
+    """What it does to the format is undone by whoever reads it."""
+    metrics = Metrics(name)
+    metrics.engine.memory_bytes.set(1, "weights")
+    families = list(text_string_to_metric_families(metrics.render().decode()))
+    assert {f.name for f in families} == {PREFIX + each for each in TYPES}
+    assert {s.labels["model_name"] for f in families for s in f.samples} == {name}
+
+
 def test_a_gauge_that_is_not_known_has_no_sample() -> None:
     """Present by name, so that a dashboard finds it, and without a value that means nothing."""
     text = Metrics("m").render().decode()
