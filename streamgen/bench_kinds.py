@@ -10,9 +10,8 @@ from streamgen.command_options import BenchConfig
 from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
 
-# Options that only some kinds go by; `live` opens as many sessions as are admitted.
+# Options that only some kinds go by.
 MEANT_FOR: Final = {
-    "sessions": ("latency", "sessions", "capacity", "transport"),
     "browser": ("transport",),
     "calibration": ("latency",),
     "max_utilisation": ("capacity", "live"),
@@ -51,7 +50,6 @@ def run(kind: str, engine: EngineConfig, options: BenchConfig, *, has_seconds: b
 def _check_meant(kind: str, engine: EngineConfig, options: BenchConfig) -> None:
     """Raise ConfigError for an option that would change nothing of what a kind measures."""
     given = {
-        "sessions": options.sessions is not None,
         "browser": options.browser,
         "calibration": options.calibration is not None,
         "max_utilisation": engine.sources.get("max_utilisation", "default") != "default",

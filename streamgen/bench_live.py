@@ -81,7 +81,8 @@ class LiveBench(Audience):
 
 
 def run(engine: EngineConfig, options: BenchConfig, *, preset: Preset | None = None) -> int:
-    """Measure, print, write the files and return 0."""
+    """Measure, print, write the files and return 0; ConfigError for several numbers of places."""
+    places = options.one_count("live") or engine.max_sessions
     preset = preset or find_preset(engine.model)
     # What a single chunk costs is not measured in real time: no clock, so nothing is late.
     bench = LiveBench(dataclasses.replace(engine, max_utilisation=None), preset)
@@ -89,7 +90,7 @@ def run(engine: EngineConfig, options: BenchConfig, *, preset: Preset | None = N
     config = {**video_facts(bench.engine.config, preset), "seconds": options.seconds}
     bench.close()
     print("\n".join([facts_line("machine", machine), *figure_lines(single), ""]), flush=True)
-    bench = LiveBench(dataclasses.replace(engine, max_queue=0), preset)
+    bench = LiveBench(dataclasses.replace(engine, max_sessions=places, max_queue=0), preset)
     rows: list[Row] = []
     try:
         bench.fill()

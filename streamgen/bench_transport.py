@@ -32,7 +32,6 @@ from streamgen.bench_viewers import (
 from streamgen.command_options import BenchConfig
 from streamgen.config import EngineConfig
 from streamgen.device import find_device
-from streamgen.errors import ConfigError
 from streamgen.machine import commit, cpu_name, installed_version
 from streamgen.models.presets import Preset, find_preset
 from streamgen.startup import DECODER_THREADS, num_cores
@@ -85,12 +84,8 @@ def run(
     Raises ConfigError for options that mean nothing here, StreamgenError when a server fails.
     """
     plan = plan or Plan()
-    if options.sessions is not None:
-        if len(options.sessions) != 1:
-            counts = ",".join(map(str, options.sessions))
-            message = f"sessions {counts}: bench transport takes one number, as in --sessions 12"
-            raise ConfigError(message, param="sessions")
-        plan = dataclasses.replace(plan, engine_sessions=options.sessions[0])
+    if count := options.one_count("transport"):
+        plan = dataclasses.replace(plan, engine_sessions=count)
     if options.browser:
         with chromium():  # or it is told before anything was measured
             plan = dataclasses.replace(plan, browser=True)

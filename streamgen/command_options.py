@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from streamgen.config import choice, name, option, seconds, switch, whole
+from streamgen.errors import ConfigError
 
 # Of the engine's options, those that mean nothing to a command that makes its own sessions.
 SERVER_ONLY: Final = frozenset(
@@ -175,8 +176,8 @@ class BenchConfig:
     sessions: tuple[int, ...] | None = option(
         None,
         session_counts,
-        "sessions to run together; sessions: 1,2,4,8, transport: 12 for the engine; capacity: "
-        "sessions to offer, one number after the other",
+        "sessions to run together; sessions: 1,2,4,8, transport: 12 for the engine; live: places, "
+        "8, for as many as are admitted; capacity: sessions to offer, one number after the other",
     )
     seconds: float = option(
         10.0, length_s, "length of each session's video, or of a phase: transport 6, capacity 20"
@@ -190,6 +191,14 @@ class BenchConfig:
     calibration: Path | None = option(  # noqa: RUF009 - it returns a field
         None, path, "what `plan --calibrate` measured, to predict from; default: as for plan"
     )
+
+    def one_count(self, kind: str) -> int | None:
+        """Return the number of sessions for a kind that takes one; ConfigError for several."""
+        if self.sessions is None or len(self.sessions) == 1:
+            return self.sessions and self.sessions[0]
+        counts = ",".join(map(str, self.sessions))
+        message = f"sessions {counts}: bench {kind} takes one number, as in --sessions 12"
+        raise ConfigError(message, param="sessions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

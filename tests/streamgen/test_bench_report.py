@@ -171,7 +171,7 @@ def test_files_that_cannot_be_written_are_told_before_anything_is_measured(
 @pytest.mark.parametrize(
     ("kind", "argv", "message"),
     [
-        ("live", ["--sessions", "3"], "sessions changes nothing in bench live; it is for late"),
+        ("live", ["--sessions", "3,4"], "sessions 3,4: bench live takes one number, as in --sess"),
         ("sessions", ["--browser"], "browser changes nothing in bench sessions; it is for trans"),
         ("capacity", ["--calibration", "a.json"], "calibration changes nothing in bench capacity"),
         ("latency", ["--max-utilisation", "0.5"], "max_utilisation changes nothing in bench late"),
