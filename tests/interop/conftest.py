@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,6 +83,9 @@ def webkit(display: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
 
     home = str(tmp_path_factory.mktemp("home"))
     environment = {**os.environ, "DISPLAY": display, "HOME": home, "XDG_RUNTIME_DIR": home}
-    driver = webdriver.WebKitGTK(Options(), Service(env=environment))
+    with warnings.catch_warnings():
+        # Selenium's own class uses what Selenium has deprecated.
+        warnings.filterwarnings("ignore", "setting remote_server_addr", DeprecationWarning)
+        driver = webdriver.WebKitGTK(Options(), Service(env=environment))
     yield driver
     driver.quit()
