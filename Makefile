@@ -5,8 +5,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+PLAYERS := gstreamer1.0-tools gstreamer1.0-plugins-base gstreamer1.0-plugins-good \
+	gstreamer1.0-plugins-bad gstreamer1.0-nice gstreamer1.0-libav python3-gi \
+	gir1.2-gst-plugins-bad-1.0 webkit2gtk-driver xvfb iproute2
 
-.PHONY: serve test style types imports unit soak parity evaluate gpu-check clean
+.PHONY: serve test style types imports unit soak parity evaluate gpu-check interop clean
 
 serve: $(VENV)/.core
 	$(BIN)/streamgen serve $(ARGS)
@@ -38,6 +41,13 @@ evaluate: $(VENV)/.core
 # Tests that need a card, then frames a second; where there is none it says so and ends with 3.
 gpu-check: $(VENV)/.dev
 	$(BIN)/python -m streamgen.gpu_check $(ARGS)
+
+# GStreamer and WebKit watch; where they are not, or there is no root, it says so and ends with 3.
+interop: $(VENV)/.dev
+	@dpkg -s $(PLAYERS) >/dev/null 2>&1 \
+	|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(PLAYERS) >/dev/null; } \
+	|| echo "what is missing of these could not be installed: $(PLAYERS)"
+	$(BIN)/python -m tests.interop $(ARGS)
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "streamgen needs Python 3.10 or newer")'

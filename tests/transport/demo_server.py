@@ -70,6 +70,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int, nargs="?", default=8000)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
     parser.add_argument("--chunk-s", type=float, default=0.5, help="seconds that a chunk takes")
     parser.add_argument("--size", default="128x128", help="WxH of the pictures")
     parser.add_argument("--record", type=Path, help="directory of the recordings")
@@ -80,8 +81,8 @@ def main() -> None:
     )
     host.paint = paint_gradient
     app = create_app(host, TransportOptions(version="demo", record_dir=asked.record))
-    sock = listen("127.0.0.1", asked.port)
-    print(f"http://127.0.0.1:{sock.getsockname()[1]}/")
+    sock = listen(asked.host, asked.port)
+    print(f"http://{asked.host}:{sock.getsockname()[1]}/")
     uvicorn.Server(uvicorn_config(app)).run(sockets=[sock])
 
 

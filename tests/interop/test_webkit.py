@@ -1,0 +1,62 @@
+"""WebKit opens the page, finds a way to the pictures, and shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import Server
+from tests.browser.pages import BLUE, FLAT_BLUE, SEE, WAYS, Media, Page, is_colour
+
+SEEN = 40
+WATCH = f"""
+    {SEE}
+    window.seen = [];
+    const look = () => {{ seen.push(see()); requestAnimationFrame(look); }};
+    look();
+"""
+USABLE = """
+    const ways = [...document.getElementById("via-1").options];
+    return ways.filter((way) => !way.disabled).map((way) => way.value);
+"""
+
+
+def check_counted(page: Media) -> None:
+    """Check that pictures come in order, hardly one missing, and of the right colour."""
+    page.run(WATCH)
+    count = "return new Set(seen.map(([number]) => number)).size"
+    page.wait(lambda: page.run(count) > SEEN, "hardly any frame was shown")
+    seen = page.run("return seen")
+    numbers = [number for number, _, _ in seen]
+    assert numbers == sorted(numbers)
+    assert numbers[-1] - numbers[0] < 2 * SEEN
+    assert all(is_colour(colour, FLAT_BLUE) for _, _, colour in seen)
+
+
+def test_finds_a_way(server: Server, webkit: Any) -> None:
+    """The page takes the first way that this WebKit can do."""
+    page = Media(webkit, server.url, None)
+    page.wait_live()
+    usable = page.run(USABLE)
+    print(page.run("return navigator.userAgent"), "can do", usable, "and uses", page.via)
+    assert page.via == usable[0]
+    check_counted(page)
+
+
+@pytest.mark.parametrize("via", WAYS)
+def test_plays(server: Server, webkit: Any, via: str) -> None:
+    """Each way that it can do works."""
+    page = Media(webkit, server.url, via)
+    page.wait_live()
+    if via not in page.run(USABLE):
+        pytest.skip(f"this WebKit has nothing for {via}")
+    assert page.via == via
+    check_counted(page)
+
+
+def test_shows_the_product(pocket_server: Server, webkit: Any) -> None:
+    """The bundled model's video is shown, and moves."""
+    page = Page(webkit, pocket_server.url, BLUE, None)
+    page.wait_live(120.0)
+    page.wait_frames(32)
