@@ -39,6 +39,7 @@ class Load:
     cards: int = 1
     fused: bool = True
     bound: float = 0.85  # of the device's time that sessions may need
+    graphs: bool = True  # on a card, passes are captured
 
     @property
     def latent_size(self) -> tuple[int, int]:

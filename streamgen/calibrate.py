@@ -212,7 +212,7 @@ def _facts(
             "decode_point": [decode, vae_s],
             "decode_shares_device": shares_device,
             "host_s": max(0.0, chunk_s - work_s),
-            "runtime_bytes": max(0, round(resident - held.total + held.runtime)),
+            "runtime_bytes": max(0, round(resident - held.kept)),
             "element_bytes": [load.model.element_bytes, load.model.vae_element_bytes],
         },
     }

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from streamgen import account
-from streamgen.account_memory import CONTEXT_BYTES
+from streamgen.account_memory import CONTEXT_BYTES, eager_rows, graph_bytes, pass_bytes
 from streamgen.account_vae import decoder_cost, vae_parameters
 from streamgen.model_runner import RunnerConfig
 from streamgen.models.presets import Preset
 
 
 def memory_parts(
-    preset: Preset, sizes: RunnerConfig, num_sessions: int, element_bytes: int
+    preset: Preset, sizes: RunnerConfig, num_sessions: int, element_bytes: int, *, graphs: bool
 ) -> dict[str, float]:
-    """Return the bytes of each part that is there for as long as the engine is.
-
-    Activations are not counted beyond the gibibyte of the context: what they take is seen when
-    passes are warmed up.
-    """
+    """Return the bytes of each part that is there for as long as the engine is."""
     dit, (_, height, width) = preset.dit, sizes.latent_shape
-    frame = dit.tokens_per_frame(height, width) * account.kv_bytes_per_token(dit, element_bytes)
+    tokens = dit.tokens_per_frame(height, width)
+    frame = tokens * account.kv_bytes_per_token(dit, element_bytes)
+    a_row = sizes.chunk_frames * tokens
     state = decoder_cost(preset.vae, sizes.chunk_frames, height, width).state
     return {
         "weights": account.parameters(dit) * element_bytes,
@@ -27,5 +25,9 @@ def memory_parts(
         "gathered K/V": sizes.visible_frames * frame / dit.num_layers,
         "texts": sizes.text_slots * account.cross_kv_bytes(dit, element_bytes),
         "decoder states": num_sessions * state * element_bytes,
+        "CUDA graphs": graph_bytes(dit, sizes.max_rows, a_row, element_bytes) if graphs else 0,
+        "activations": pass_bytes(
+            dit, eager_rows(sizes.max_rows, graphs=graphs), a_row, element_bytes
+        ),
         "context": CONTEXT_BYTES,
     }

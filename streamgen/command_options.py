@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from streamgen.config import choice, name, option, seconds, switch, whole
+from streamgen.config import choice, name, option, switch, whole
 from streamgen.errors import ConfigError
+from streamgen.expand_options import ExpandConfig, length_s
 
 # Of the engine's options, those that mean nothing to a command that makes its own sessions.
 SERVER_ONLY: Final = frozenset(
@@ -25,23 +26,12 @@ SERVER_ONLY: Final = frozenset(
 LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}
 # A plan opens no session: these are about how an engine runs, or for tests.
 NOT_PLANNED: Final = SERVER_ONLY - {"max_session_seconds"} | {
-    "attention_backend", "enforce_eager", "compile", "quantization", "kv_cache_dtype",
+    "attention_backend", "compile", "quantization", "kv_cache_dtype",
     "deterministic", "load_format", "poison_freed_pages", "faults",
     "weights", "revision", "container", "lora", "decoder",
 }  # fmt: skip
 MOST_SESSIONS: Final = 10_000  # far beyond any device, and counted in no time
 REPEATABLE: Final = frozenset({"prompt_at", "prompt", "ice_server", "lora"})
-
-
-def length_s(value: object) -> float:
-    """Parse a length in seconds: a positive number."""
-    try:
-        number = seconds(value)
-    except ValueError:
-        number = None
-    if number is None:
-        raise ValueError("expected a positive number of seconds")
-    return number
 
 
 def seed(value: object) -> int:
@@ -147,7 +137,7 @@ def between(least: float, most: float) -> Callable[[object], float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateConfig:
+class GenerateConfig(ExpandConfig):
     """What one video is made from, beside the prompt."""
 
     seconds: float = option(5.0, length_s, "length; round(seconds * fps) frames are made")

@@ -1,13 +1,40 @@
-"""Mixing and blending prompt embeddings."""
+"""Prompt embeddings: which are kept, and how they are mixed and blended."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import torch
 from torch import Tensor
 
+KEPT_EMBEDS: Final = 64  # texts whose embeddings are remembered
 _PARALLEL: Final = 1e-3  # radians below which the arc between two embeddings is a line
+
+
+class EmbedCache:
+    """The embeddings of the newest texts, and of all that are `needed`, by text."""
+
+    def __init__(self) -> None:
+        self.needed: Collection[str] = ()
+        self._embeds: dict[str, Tensor] = {}  # the newest is last
+
+    def __contains__(self, text: str) -> bool:
+        return text in self._embeds
+
+    def get(self, text: str) -> Tensor | None:
+        """Return a text's embeddings `[tokens, dim]`, now the newest, or None."""
+        embeds = self._embeds.pop(text, None)
+        if embeds is not None:
+            self._embeds[text] = embeds
+        return embeds
+
+    def put(self, text: str, embeds: Tensor) -> None:
+        """Keep a text's embeddings, and let go of the oldest that nobody needs."""
+        self._embeds[text] = embeds
+        spare = [kept for kept in self._embeds if kept != text and kept not in self.needed]
+        for kept in spare[: max(0, len(self._embeds) - KEPT_EMBEDS)]:
+            del self._embeds[kept]
 
 
 def mixed(embeds: Tensor, weights: tuple[float, ...]) -> Tensor:

@@ -17,17 +17,11 @@ from streamgen.chunk_watch import ChunkWatch
 from streamgen.config import EngineConfig
 from streamgen.decoder import StreamingDecoder
 from streamgen.decoding import Decoding
+from streamgen.encoding import Encoding
 from streamgen.errors import NotFound
 from streamgen.faults import NO_FAULTS, Faults
 from streamgen.lives import Lives, Output
-from streamgen.messages import (
-    Control,
-    Overloaded,
-    Receipt,
-    Rewind,
-    StateChanged,
-    Update,
-)
+from streamgen.messages import Control, Overloaded, Receipt, Rewind, StateChanged, Update
 from streamgen.model_runner import ModelRunner
 from streamgen.models.presets import Preset
 from streamgen.next_chunk import past_of, record_of
@@ -66,6 +60,7 @@ class StreamEngine:
         clock: Callable[[], float] = time.monotonic,
         on_decoded: Callable[[], None] = lambda: None,
         faults: Faults = NO_FAULTS,
+        encoding: Encoding | None = None,
     ) -> None:
         self.config = config
         self.preset = preset
@@ -90,6 +85,7 @@ class StreamEngine:
             self.sessions,
             costs,
             faults,
+            encoding,
             fused=config.fused,
         )
 
@@ -99,9 +95,7 @@ class StreamEngine:
         self.emit_decoded()
         self._watch_load(now)
         self.lives.start_waiting()
-        for session in self.sessions.values():
-            if session.ready_at is None and session.may_begin:
-                session.ready_at = now
+        self.passes.prepare(now, self.output)
         chosen = self.scheduler.pick(self.sessions.values(), now)
         for outcome in self.passes.run(chosen, now, self.output):
             session = outcome.session
@@ -164,6 +158,8 @@ class StreamEngine:
             child.table = parent.table.fork()
             child.commit, child.needs_rebuild = parent.commit, False
             child.lineage, child.made = parent.lineage, dict(parent.made)
+        elif at_newest and record.chunks:
+            child.log.append(LogEntry(record.num_chunks, None))  # K/V are made again
         return self.lives.add(child, queue=False)
 
     def control(self, session_id: str, control: Control) -> Receipt:

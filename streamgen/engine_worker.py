@@ -101,12 +101,15 @@ class EngineWorker:
                 report=self._report,
                 on_decoded=lambda: self._commands.put(Wake()),
                 measured=self._measured,
+                encode_beside=self._preset.published is not None,
             )
             try:
                 self._serve(engine)
             finally:
                 engine.watch.close()
                 engine.decoder.close()
+                if engine.passes.encoding is not None:
+                    engine.passes.encoding.close()
         except StreamgenError as error:
             self._send(Stopped(None if self._stopping.is_set() else error))
         except Exception as error:  # the client is told, and may start another

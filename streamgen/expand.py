@@ -13,13 +13,12 @@ import os
 import shlex
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from streamgen.errors import StreamgenError
-from streamgen.limits import MAX_PROMPT_CHARACTERS, check_prompt
-from streamgen.serve_options import ServeConfig
-from transport.fields import Prompt
+from streamgen.expand_options import ExpandConfig
+from streamgen.limits import MAX_PROMPT_CHARACTERS
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 MAX_ANSWER_BYTES: Final = 1 << 20
@@ -145,30 +144,14 @@ class EndpointWriter:
         return content
 
 
-async def expanded(expander: PromptExpander | None, prompt: Prompt) -> Prompt:
-    """Return what is shown for a prompt: each of its texts expanded, if there is an expander.
-
-    Raises ExpansionFailed, or InvalidPrompt for what is wrong in itself, which is said first.
-    """
-    if expander is None:
-        return prompt
-    if isinstance(prompt, str):
-        check_prompt(prompt)
-        return await expander.expand(prompt)
-    check_prompt([(part.text, part.weight) for part in prompt])
-    captions = [await expander.expand(part.text) for part in prompt]
-    parts = zip(prompt, captions, strict=True)
-    return tuple(replace(part, text=caption) for part, caption in parts)
-
-
-def expander_of(server: ServeConfig) -> PromptExpander | None:
-    """Return what a server's options ask for, None for prompts that are shown as they are."""
-    limit_s = server.expand_timeout
-    if server.expand_prompt is not None:
-        return PromptExpander(CommandWriter(tuple(shlex.split(server.expand_prompt))), limit_s)
-    if server.expand_endpoint is not None:
-        url = server.expand_endpoint.rstrip("/")
-        return PromptExpander(EndpointWriter(url, server.expand_model, limit_s), limit_s)
+def expander_of(options: ExpandConfig) -> PromptExpander | None:
+    """Return what options ask for, None for prompts that are shown as they are."""
+    limit_s = options.expand_timeout
+    if options.expand_prompt is not None:
+        return PromptExpander(CommandWriter(tuple(shlex.split(options.expand_prompt))), limit_s)
+    if options.expand_endpoint is not None:
+        url = options.expand_endpoint.rstrip("/")
+        return PromptExpander(EndpointWriter(url, options.expand_model, limit_s), limit_s)
     return None
 
 

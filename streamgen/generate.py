@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import sys
@@ -50,8 +51,9 @@ def run(
     """Make the video and return 0.
 
     It has exactly round(seconds * fps) frames. A prompt of `prompt_at` shows from the first chunk
-    that begins at its moment or later. Same model, seed and prompts give the same pixels. Whatever
-    is wrong in the request is raised, as StreamgenError, before the model is loaded.
+    that begins at its moment or later. Same model, seed and prompts give the same pixels. Prompts
+    that are expanded are told. Whatever is wrong in the request is raised, as StreamgenError,
+    before the model is loaded.
     """
     _check_words_and_files(prompt, output, options)
     from streamgen.library import Engine  # torch takes seconds: first what needs none
@@ -67,6 +69,8 @@ def run(
     request = SessionRequest(prompt=prompt, seed=options.seed, num_frames=num_frames)
     made = request.resolve(preset, effective)
     changes = plan_changes(options, preset.chunks, made.fps, num_frames)
+    prompt, changes = asyncio.run(_expanded(prompt, changes, options, made.fps))
+    made = dataclasses.replace(made, prompt=check_prompt(prompt))
     with (
         Engine(engine.model, preset=preset, **as_options(engine)) as maker,
         maker.open(prompt, seed=made.seed, num_frames=num_frames) as session,
@@ -120,7 +124,30 @@ def plan_changes(
     return list(changes.values())
 
 
+async def _expanded(
+    prompt: str, changes: list[Change], options: GenerateConfig, fps: int
+) -> tuple[str, list[Change]]:
+    """Return what is shown for the prompts, and tell it where that is not what was written.
+
+    Raises ExpansionFailed.
+    """
+    from streamgen.expand import expander_of
+
+    expander = expander_of(options)
+    if expander is None:
+        return prompt, changes
+    texts = (prompt, *(change.text for change in changes))
+    prompt, *captions = await asyncio.gather(*(expander.expand(text) for text in texts))
+    print(f"prompt: {prompt}")
+    expanded = []
+    for change, caption in zip(changes, captions, strict=True):
+        print(f"prompt from {change.first_frame / fps:.3g} s on: {caption}")
+        expanded.append(dataclasses.replace(change, text=caption))
+    return prompt, expanded
+
+
 def _check_words_and_files(prompt: str, output: Path, options: GenerateConfig) -> None:
+    options.check_expansion()
     check_output(output, tuple(CONTAINERS), "output")
     if options.latents is not None:
         check_output(options.latents, (".safetensors",), "latents")

@@ -94,15 +94,18 @@ def require_pages(num_sessions: int, pages: int) -> None:
 
 def running_need(config: EngineConfig, preset: Preset, device: torch.device, sessions: int) -> Need:
     """Return what the device holds of a running engine with room for `sessions`."""
-    held = _account(config, preset, sessions)
+    held = _account(config, preset, sessions, has_graphs(config, device))
     parts = [
         ("transformer", held.weights),
         ("decoder", held.vae_weights),
         (f"K/V of {_counted(sessions)}", held.kv),
         ("K/V of texts", held.cross_kv),
         ("decoder state", held.decoder_state),
+        ("gathered K/V", held.gathered_kv),
         ("activations and the rest", held.latents + held.runtime),
     ]
+    if held.graphs:
+        parts.insert(-1, ("CUDA graphs", held.graphs))
     has_text = device.type == "cpu" or config.text_device != "cpu"
     if has_text and config.load_format != "dummy":
         parts.insert(1, ("text encoder", held.text_weights))
@@ -111,7 +114,7 @@ def running_need(config: EngineConfig, preset: Preset, device: torch.device, ses
 
 def loading_need(config: EngineConfig, preset: Preset) -> Need:
     """Return what main memory holds when all weights are read."""
-    held = _account(config, preset, 1)
+    held = _account(config, preset, 1, graphs=False)
     factor = LOADED_BYTES / SIZES.get(config.dtype, 2)
     parts = [("transformer", factor * held.weights), ("decoder", factor * held.vae_weights)]
     if config.load_format != "dummy":
@@ -119,20 +122,26 @@ def loading_need(config: EngineConfig, preset: Preset) -> Need:
     return Need(tuple(parts))
 
 
-def _account(config: EngineConfig, preset: Preset, sessions: int) -> Memory:
+def has_graphs(config: EngineConfig, device: torch.device) -> bool:
+    """Return whether passes are captured there."""
+    return device.type == "cuda" and not config.enforce_eager
+
+
+def _account(config: EngineConfig, preset: Preset, sessions: int, graphs: bool) -> Memory:
     size = SIZES.get(config.dtype, 2)
     model = dataclasses.replace(
         served_model(preset, config), element_bytes=size, vae_element_bytes=size
     )
     # Of the card only shapes are asked here, never a peak.
-    return account_memory.memory(Load(model, CARDS["h100"]), sessions)
+    return account_memory.memory(Load(model, CARDS["h100"], graphs=graphs), sessions)
 
 
 def _sessions_that_fit(
     config: EngineConfig, preset: Preset, device: torch.device, free: float
 ) -> int:
-    one, two = (running_need(config, preset, device, n).total for n in (1, 2))
-    return max(0, int((free - one) // (two - one)) + 1)
+    return account_memory.most_sessions(
+        lambda sessions: running_need(config, preset, device, sessions).total, free
+    )
 
 
 def _refusal(

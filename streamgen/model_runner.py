@@ -32,7 +32,7 @@ from kvcache import (
     choose,
 )
 from streamgen.cuda_graph import GRAPH_ROWS, Graph, GraphRunner
-from streamgen.embeds import blended, mixed
+from streamgen.embeds import EmbedCache, blended, mixed
 from streamgen.faults import NO_FAULTS, Faults
 from streamgen.measures import Meter
 from streamgen.models.causal_dit import CausalDiT
@@ -49,7 +49,6 @@ logger: Final = logging.getLogger(__name__)
 
 WARM_UP_CHUNKS: Final = 8
 MEASURED_PASSES: Final = 3
-KEPT_EMBEDS: Final = 64  # texts whose embeddings are remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,7 @@ class ModelRunner:
         self.text_encoder = text_encoder
         self.faults = faults
         self.meter = Meter()
-        self._embeds: dict[str, Tensor] = {}
+        self.embeds = EmbedCache()
         self._loras: LoraMerger | None = None
         shape, device = dit.config, config.device
         _, height, width = config.latent_shape
@@ -154,14 +153,16 @@ class ModelRunner:
 
     def _encode(self, text: str) -> Tensor:
         """Encode one text, or remember it: a blend asks for the same two at each of its chunks."""
-        embeds = self._embeds.pop(text, None)
+        embeds = self.embeds.get(text)
         if embeds is None:
-            self.faults.hit("text.encode")
-            embeds = self.text_encoder.encode([text])[0]
-        self._embeds[text] = embeds  # the newest is last
-        while len(self._embeds) > KEPT_EMBEDS:
-            del self._embeds[next(iter(self._embeds))]
+            embeds = self.encode(text)
+            self.embeds.put(text, embeds)
         return embeds
+
+    def encode(self, text: str) -> Tensor:
+        """Return the embeddings of a text, `[text_len, text_dim]`; in any thread, one at a time."""
+        self.faults.hit("text.encode")
+        return self.text_encoder.encode([text])[0]
 
     def release_text(self, slot: int) -> None:
         """Unpin a slot; it stays until another prompt needs its place."""

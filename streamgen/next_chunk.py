@@ -30,6 +30,7 @@ def follow_script(session: Session, now: float) -> list[Superseded]:
             session.needs_rebuild = len(session.history) > 0
         else:
             superseded += session.accept(entry.control, now)[1]
+            session.pending.is_exact |= isinstance(entry.control, SetPrompt)
     return superseded
 
 
@@ -69,7 +70,7 @@ def next_spec(
     """
     if session.spec is not None:
         return session.spec
-    taken, session.pending = session.pending, Pending()
+    taken, session.pending = session.pending.split()
     controls = tuple(taken.controls())
     session.seed = _value(taken.seed, "seed", session.seed)
     session.steps = _value(taken.steps, "steps", session.steps)
@@ -113,7 +114,8 @@ def _lay_out(
     num_frames = layout.first_pixel_frame(draw + 1) - layout.first_pixel_frame(draw)
     wanted = session.config.num_frames
     left = num_frames if wanted is None else wanted - session.num_generated
-    blending = () if blend is None else (blend.event_id,)
+    # A prompt that is held has superseded the blend that goes on until it can be shown.
+    blending = () if blend is None or session.pending.prompt is not None else (blend.event_id,)
     begun = (c.event_id for c in controls if c.event_id is not None)
     active = tuple(dict.fromkeys((*blending, *begun)))
     goes_on = blending if blend is not None and not blend.is_done else ()

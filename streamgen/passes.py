@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,7 @@ from streamgen.admission import Admissions
 from streamgen.chunk_spec import ChunkSpec
 from streamgen.cost_table import CostTable
 from streamgen.decoding import Decoding, Denoised
+from streamgen.encoding import Encoding
 from streamgen.errors import GenerationFailed, NotFound
 from streamgen.faults import Faults
 from streamgen.messages import Event, Rejected, SetPrompt
@@ -25,6 +26,7 @@ from streamgen.refill import Refill, begin_rebuild, begin_recache
 from streamgen.session import Session
 from streamgen.sharing import find_twin
 from streamgen.step import COMMIT_TIMESTEP
+from streamgen.text import Text
 from streamgen.work import (
     ChunkWork,
     Commit,
@@ -51,8 +53,9 @@ class Outcome:
 class Passes:
     """Begin what sessions have to do next and run it, several sessions' rows in one forward.
 
-    `fused`: the commit of a chunk rides with the first pass of the next. An error is that of the
-    session at fault; only a device that is lost (torch.AcceleratorError) ends more than one.
+    `fused`: the commit of a chunk rides with the first pass of the next. Without `encoding`, texts
+    are encoded when they are needed. An error is that of the session at fault; only a device that
+    is lost (torch.AcceleratorError) ends more than one.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Passes:
         sessions: Mapping[str, Session],
         costs: CostTable,
         faults: Faults,
+        encoding: Encoding | None = None,
         *,
         fused: bool,
     ) -> None:
@@ -72,9 +76,22 @@ class Passes:
         self.sessions = sessions
         self.costs = costs
         self.faults = faults
+        self.encoding = encoding
         self.fused = fused
         self.busy_s = 0.0  # spent in forwards
         self.clock = pass_clock(runner.config.device)
+
+    def prepare(self, now: float, tell: Tell) -> None:
+        """Take up texts that are encoded, and note since when sessions could begin a chunk."""
+        if self.encoding is not None:
+            self.encoding.step(self.sessions.values())
+            for session in self.sessions.values():
+                rejected = self.encoding.hold(session, now)
+                if rejected is not None:
+                    tell(session.id, rejected)
+        for session in self.sessions.values():
+            if session.ready_at is None and session.may_begin:
+                session.ready_at = now
 
     def run(self, chosen: Sequence[Session], now: float, tell: Tell) -> list[Outcome]:
         """Run one forward of the chosen sessions, as many as it has room for."""
@@ -106,7 +123,10 @@ class Passes:
         if pending.rewind is not None and not pending.is_rewound and session.may_begin:
             self._go_back(session, now, tell)
         if session.needs_rebuild:
-            begin_rebuild(session, self.runner)
+            if self._lacks(session, [text for _, text in session.history.texts_in_window()]):
+                drop_commit(session)
+            else:
+                begin_rebuild(session, self.runner)
         elif session.may_begin:
             return self._begin_chunk(session, now) or session.work
         elif session.may_commit:
@@ -128,6 +148,8 @@ class Passes:
 
     def _begin_chunk(self, session: Session, now: float) -> Denoised | None:
         spec = next_spec(session, self.admissions.trade)
+        if self._lacks(session, [spec.text]):
+            return None
         if spec.is_reset and session.table is not None and session.table.frames:
             self._empty(session)
         if spec.is_recached and session.recached_for != spec.index:
@@ -150,6 +172,17 @@ class Passes:
             self.faults.hit("cache.write")
             begin_chunk(session, self.runner, spec, now)
         return None
+
+    def _lacks(self, session: Session, texts: Iterable[Text]) -> bool:
+        """Return whether a session has to wait for texts. Raises what an encoder of one raised."""
+        if self.encoding is None:
+            return False
+        session.waits_for = wait = self.encoding.wait_for(texts)
+        if wait.error is not None:
+            raise wait.error
+        if wait.is_open:
+            session.ready_at = None  # it could not begin after all
+        return wait.is_open
 
     def _empty(self, session: Session) -> None:
         """Let a reset forget the cache and the decoder's memory."""

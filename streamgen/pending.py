@@ -22,16 +22,22 @@ class NewPrompt:
     transition: str
     num_chunks: int
     curve: str
-    accepted_at: float
+    due_from: float  # accepted, and its text is encoded
 
 
 @dataclass(slots=True)
 class Pending:
-    """One place for each kind of control. An update is here as often as it has a say."""
+    """One place for each kind of control. An update is here as often as it has a say.
+
+    A prompt that `is_held` is not encoded yet, and chunks begin without it; one that `is_exact` is
+    a script's, and its chunk waits for it.
+    """
 
     rewind: Rewind | None = None
     is_rewound: bool = False  # done; the next chunk answers it
     prompt: NewPrompt | None = None
+    is_held: bool = False
+    is_exact: bool = False
     seed: Update | None = None
     steps: Update | None = None
     fps: Update | None = None
@@ -64,6 +70,17 @@ class Pending:
                 part = left.get(id(update), Update(event_id=update.event_id))
                 left[id(update)] = dataclasses.replace(part, **{name: getattr(update, name)})
         yield from left.values()
+
+    @property
+    def due_prompt(self) -> NewPrompt | None:
+        """Return the prompt that the next chunk begins with."""
+        return None if self.is_held else self.prompt
+
+    def split(self) -> tuple[Pending, Pending]:
+        """Return what the next chunk takes, and what it leaves."""
+        if not self.is_held:
+            return self, Pending()
+        return dataclasses.replace(self, prompt=None), Pending(prompt=self.prompt, is_held=True)
 
     @property
     def is_reset(self) -> bool:

@@ -72,6 +72,7 @@ def causal_load(card: Card, engine: EngineConfig, options: PlanConfig) -> Load:
         options.cards,
         engine.fused,
         bound=engine.max_utilisation or 1.0,
+        graphs=not engine.enforce_eager,
     )
 
 

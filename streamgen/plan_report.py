@@ -145,7 +145,7 @@ def _memory_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     columns = {
         "weights": "DiT", "text_weights": "text", "vae_weights": "VAE", "kv": "K/V",
         "cross_kv": "prompts", "decoder_state": "decoders", "latents": "latents",
-        "runtime": "runtime", "total": "total",
+        "gathered_kv": "gather", "graphs": "graphs", "runtime": "runtime", "total": "total",
     }  # fmt: skip
     head = " ".join(f"{name:>9}" for name in columns.values())
     lines = [f"sessions {head} {'time used':>9}   (bytes)"]

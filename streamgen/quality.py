@@ -212,6 +212,8 @@ def add_sampler(
             engine.decoder.beside(), output, on_decoded,
         )
     )  # fmt: skip
+    for maker in (reference, again):  # what the session has had encoded is not encoded again
+        maker.engine.runner.embeds = real.embeds
     reference.engine.weight_bytes = weight_bytes(model.dit, model.vae)
     sampler = QualitySampler(real.meter, engine.config.sample_quality, reference, again)
     engine.watch.sampler = sampler

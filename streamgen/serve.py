@@ -88,12 +88,7 @@ def check_options(server: ServeConfig) -> None:
         _check("udp_port_range", check_udp_ports, *server.udp_port_range)
     if server.record is not None:
         check_directory(server.record)
-    if server.expand_prompt is not None and server.expand_endpoint is not None:
-        raise ConfigError(
-            "--expand-prompt and --expand-endpoint: give one of them", param="expand_prompt"
-        )
-    if server.expand_model is not None and server.expand_endpoint is None:
-        raise ConfigError("--expand-model needs --expand-endpoint", param="expand_model")
+    server.check_expansion()
     if server.encoder == "nvenc" and not has_nvenc():
         raise ConfigError(
             "encoder nvenc: there is no NVENC here (A100 and H100 have none); use auto or x264",

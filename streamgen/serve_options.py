@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
-import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from streamgen.command_options import length_s, path
+from streamgen.command_options import path
 from streamgen.config import choice, name, option, seconds, whole
+from streamgen.expand_options import ExpandConfig
 from streamgen.logs import FORMATS
 from transport.ice import EXAMPLES, check_ice_server, check_public_ip
 
@@ -90,30 +89,8 @@ def secret(value: object) -> str:
     return value
 
 
-def command_line(value: object) -> str:
-    """Parse a program and its arguments, quoted as for a shell, which it is not given to."""
-    rule = "expected a program and its arguments"
-    if not isinstance(value, str):
-        raise ValueError(rule)
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        raise ValueError(f"{rule}: {error}") from error
-    if not words:
-        raise ValueError(rule)
-    return value
-
-
-def endpoint(value: object) -> str:
-    """Parse the address of an HTTP service, without a name or password in it."""
-    parts = urllib.parse.urlsplit(value if isinstance(value, str) else "")
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise ValueError("expected an address as in http://localhost:8080/v1")
-    return str(value)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(ExpandConfig):
     """What the server is told beside the engine's options."""
 
     host: str = option("127.0.0.1", host_name, "interface to listen at; 0.0.0.0 is all of them")
@@ -153,20 +130,6 @@ class ServeConfig:
     ssl_keyfile: Path | None = option(  # noqa: RUF009 - it returns a field
         None, path, "PEM file of the certificate's key"
     )
-    expand_prompt: str | None = option(
-        None,
-        command_line,
-        "program that reads a prompt and writes a longer one, to be shown",
-        secret=True,  # keys are often given to programs
-    )
-    expand_endpoint: str | None = option(
-        None,
-        endpoint,
-        "OpenAI-compatible service that does so, as in http://localhost:8080/v1",
-        secret=True,  # with a password in it, as is refused, or a key in its query
-    )
-    expand_model: str | None = option(None, name, "model that expand-endpoint is asked for")
-    expand_timeout: float = option(20.0, length_s, "seconds after which an expansion has failed")
     log_level: str = option("info", choice(*LOG_LEVELS), "least important lines to log")
     log_format: str = option(
         "text",

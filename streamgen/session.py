@@ -33,6 +33,7 @@ from streamgen.session_config import SessionConfig
 from streamgen.text import TextMix
 
 if TYPE_CHECKING:
+    from streamgen.encoding import TextWait
     from streamgen.work import Commit, Work
 
 LEAD_SLACK_FRAMES: Final = 2
@@ -94,7 +95,7 @@ class Session:
     played_at: float | None = None
     lineage: bytes = b""  # of its K/V, see `sharing`
     made: dict[bytes, ChunkRecord] = field(default_factory=dict)  # chunks in the window, by lineage
-    waits_for: Work | None = None  # that makes what it would make
+    waits_for: TextWait | Work | None = None  # work that makes what it would make
     recaches: RecacheBudget = field(default_factory=RecacheBudget)
 
     def __post_init__(self) -> None:
@@ -141,7 +142,8 @@ class Session:
 
     @property
     def _waits(self) -> bool:
-        return self.waits_for is not None and self.waits_for.is_open
+        goes_back = self.pending.rewind is not None and not self.pending.is_rewound
+        return self.waits_for is not None and self.waits_for.is_open and not goes_back
 
     @property
     def is_complete(self) -> bool:
@@ -172,7 +174,7 @@ class Session:
         """Return whether the window is made again before the next chunk."""
         if self.spec is not None:
             return self.spec.is_recached and self.recached_for != self.spec.index
-        prompt = self.pending.prompt
+        prompt = self.pending.due_prompt
         return prompt is not None and prompt.transition == "recache"
 
     @property
@@ -210,9 +212,9 @@ class Session:
             return math.inf
         if self.is_batch:  # all of them at the same pace
             return self.started_at + self.num_generated / self.fps
-        due = math.inf
-        if self.pending.prompt is not None and self.pending.prompt.transition == "recache":
-            due = self.pending.prompt.accepted_at + SWITCH_TARGET_S
+        due, prompt = math.inf, self.pending.due_prompt
+        if prompt is not None and prompt.transition == "recache":
+            due = prompt.due_from + SWITCH_TARGET_S
         if self.played_at is None:
             return min(due, self.started_at + FIRST_CHUNK_TARGET_S)
         frame_s = 1 / self.fps
@@ -260,6 +262,7 @@ class Session:
         )
         self.revision += 1
         self.pending.prompt = NewPrompt(control, text, transition, num_chunks, curve, now)
+        self.pending.is_held = self.pending.is_exact = False
 
     def _accept_rewind(self, control: Rewind) -> None:
         limits.check_chunk(control.to_chunk, "to_chunk")

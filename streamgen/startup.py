@@ -19,6 +19,7 @@ from streamgen.cuda_graph import compile_blocks, cuda_graphs
 from streamgen.decoder import StreamingDecoder
 from streamgen.device import DeviceFacts, find_device, idle_card, require_memory
 from streamgen.device_state import weight_bytes
+from streamgen.encoding import Encoding
 from streamgen.engine import StreamEngine
 from streamgen.errors import ConfigError, Unsupported
 from streamgen.faults import Faults
@@ -26,7 +27,7 @@ from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
 from streamgen.lives import Output
 from streamgen.machine import keep_freed_memory
 from streamgen.measures import Totals
-from streamgen.memory_check import fit_memory, require_loading, require_pages
+from streamgen.memory_check import fit_memory, has_graphs, require_loading, require_pages
 from streamgen.model_runner import ModelRunner, RunnerConfig
 from streamgen.models.presets import Preset, build, check_weights, find_preset, served
 from streamgen.models.weights import WeightOptions, require_own_weights
@@ -112,11 +113,12 @@ def start_engine(
     clock: Callable[[], float] = time.monotonic,
     on_decoded: Callable[[], None] = lambda: None,
     measured: Measured | None = None,
+    encode_beside: bool = False,
 ) -> StreamEngine:
     """Load the model and warm it up. `report` hears of each stage: its name, and 0 to 1 of it all.
 
-    With what an engine before it `measured`, it is ready sooner. Raises ConfigError,
-    InvalidRequest, CheckpointError or OutOfMemory.
+    With what an engine before it `measured`, it is ready sooner. `encode_beside`: passes do not
+    wait for texts. Raises ConfigError, InvalidRequest, CheckpointError or OutOfMemory.
     """
     preset = preset or find_preset(config.model)
     config = resolve(config, preset)
@@ -142,7 +144,7 @@ def start_engine(
         logger.info("fp8: latents of two chunks have a PSNR of %.1f dB against %s", psnr, dtypes[0])
     if config.compile:
         compile_blocks(runner.dit)
-    if device.type == "cuda" and not config.enforce_eager:
+    if has_graphs(config, device):
         runner.capture_graphs(cuda_graphs(), faults)
     measured = measured or measure(runner, model, dtypes[1], window)
     runner.faults = faults
@@ -154,6 +156,7 @@ def start_engine(
     engine = StreamEngine(
         config, preset, runner, decoder, measured, output,
         clock=clock, on_decoded=on_decoded, faults=faults,
+        encoding=Encoding(runner, on_decoded) if encode_beside else None,
     )  # fmt: skip
     engine.weight_bytes = weight_bytes(model.dit, model.vae, model.text_encoder)
     if reference is not None:
@@ -191,7 +194,9 @@ def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> N
         is_known = fixed_dtype(config, device) is not None
         require_pages(config.max_sessions, smallest if is_known else smallest // 2)
     if device.type == "cuda":
-        parts = memory_parts(preset, sizes, config.max_sessions, dtype.itemsize)
+        parts = memory_parts(
+            preset, sizes, config.max_sessions, dtype.itemsize, graphs=has_graphs(config, device)
+        )
         require_memory(parts, DeviceFacts.here().cards[device.index or 0])
 
 

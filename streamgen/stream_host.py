@@ -15,7 +15,8 @@ from streamgen import messages
 from streamgen.engine_client import EngineClient
 from streamgen.engine_stream import EngineStream
 from streamgen.errors import StreamgenError, Unsupported
-from streamgen.expand import PromptExpander, expanded
+from streamgen.expand import PromptExpander
+from streamgen.expanded_prompt import expanded
 from streamgen.replay_file import to_lines
 from streamgen.session_config import SessionRequest
 from streamgen.snapshot import from_bytes, to_bytes

@@ -20,6 +20,11 @@ class TextMix:
         """Return a single text."""
         return cls(((text, 1.0),))
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return the texts that it is made of."""
+        return tuple(text for text, _ in self.parts)
+
     def __str__(self) -> str:
         if len(self.parts) == 1:
             return self.parts[0][0]
@@ -34,6 +39,11 @@ class TextBlend:
     end: TextMix
     at: float
     curve: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return the texts that it is made of."""
+        return self.start.texts + self.end.texts
 
     def __str__(self) -> str:
         return f"{self.start} → {self.end} ({self.at:.0%})"

@@ -46,14 +46,17 @@ def flat_costs(
 class Studio:
     """An engine over random weights, and viewers that play every chunk as soon as it is there."""
 
-    def __init__(self, preset: Preset = TINY, **options: object) -> None:
+    def __init__(
+        self, preset: Preset = TINY, *, encode_beside: bool = False, **options: object
+    ) -> None:
         self.clock = FakeClock()
         self.chunks: dict[str, list[Chunk]] = {}
         self.events: dict[str, list[Event]] = {}
         with patch.object(ModelRunner, "measure_s", flat_costs):
             self.engine = start_engine(
-                tiny_config(**options), self._deliver, preset=preset, clock=self.clock
-            )
+                tiny_config(**options), self._deliver, preset=preset, clock=self.clock,
+                encode_beside=encode_beside,
+            )  # fmt: skip
         self.engine.scheduler.costs = copy.deepcopy(self.engine.costs)  # not followed up
         self.pool = self.engine.runner.pool
 
@@ -62,6 +65,8 @@ class Studio:
 
     def __exit__(self, *error: object) -> None:
         self.engine.decoder.close()
+        if self.engine.passes.encoding is not None:
+            self.engine.passes.encoding.close()
 
     def open(self, prompt: str = "a red ball", seed: int = 42, **fields: object) -> Session:
         return self.engine.open(SessionRequest(prompt=prompt, seed=seed, **fields))

@@ -85,4 +85,4 @@ def test_bytes_of_pocket_are_those_the_engine_allocates(sessions: int) -> None:
 
     planned = planned_model(EngineConfig(), (2, 2))
     ledger = account_memory.memory(Load(planned, H100), sessions)
-    assert ledger.total - ledger.runtime == pytest.approx(held, rel=0.05)
+    assert ledger.kept == pytest.approx(held, rel=0.05)

@@ -107,7 +107,7 @@ def test_q55_what_does_not_fit_is_refused_with_the_sum() -> None:
 def test_the_parts_are_what_a_runner_allocates() -> None:
     config = resolve(tiny_config(max_sessions=2), TINY)
     sizes = runner_config(config, TINY, torch.device("cpu"))
-    parts = memory_parts(TINY, sizes, 2, 4)
+    parts = memory_parts(TINY, sizes, 2, 4, graphs=False)
     engine = start_engine(config, lambda *item: None, preset=TINY)
     try:
         runner = engine.runner

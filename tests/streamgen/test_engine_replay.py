@@ -140,6 +140,26 @@ def test_a_fork_is_replayed_from_its_parents_first_chunk(at: int | None) -> None
     assert_replayed(chunks, replayed(record, len(chunks)))
 
 
+@pytest.mark.parametrize("num_steps", range(4))
+@pytest.mark.parametrize("action", ["recache", "suspend"])
+def test_a_fork_of_a_parent_whose_pages_it_cannot_share_is_replayed(
+    action: str, num_steps: int
+) -> None:
+    with Studio(deterministic=True) as studio:
+        session = studio.open()
+        studio.rest(session, 5)
+        say(studio, session, SetPrompt("a star", "recache"))
+        for _ in range(num_steps):
+            studio.step()
+        if action == "suspend":
+            studio.engine.suspend(session.id)
+        child = studio.engine.fork(session.id)
+        studio.engine.emit_decoded(wait_for=studio.engine.num_decoding)
+        chunks = [*studio.made(session)[: child.num_chunks], *studio.make(child, 3)]
+        record = studio.engine.record(child.id)
+    assert_replayed(chunks, replayed(record, len(chunks)))
+
+
 @pytest.mark.parametrize("num_steps", range(3))
 def test_a_session_that_was_restored_is_replayed_across_the_gap(num_steps: int) -> None:
     """As after a crash: chunks of before and after, a control in work and one that waited."""

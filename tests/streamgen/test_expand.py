@@ -18,7 +18,8 @@ from streamgen import cli
 from streamgen.config import read_settings
 from streamgen.engine_client import EngineClient
 from streamgen.errors import ConfigError, InvalidPrompt
-from streamgen.expand import ExpansionFailed, PromptExpander, expanded, expander_of
+from streamgen.expand import ExpansionFailed, PromptExpander, expander_of
+from streamgen.expanded_prompt import expanded
 from streamgen.serve import check_options, effective_settings
 from streamgen.serve_options import ServeConfig
 from streamgen.stream_host import EngineHost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -196,3 +197,19 @@ def test_the_bundled_model_makes_a_video(
     assert first.shape == (16, 128, 128, 3)
     np.testing.assert_array_equal(first, same)
     assert (first != other).any()
+
+
+def test_prompts_that_are_expanded_are_told_and_kept_with_the_latents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "caption.py"
+    program.write_text("import sys; print(sys.stdin.read().upper())")
+    change = prompt_changes("0.5:A STAR")
+    plain = make(tmp_path, "A RED BALL", name="1.mp4", prompt_at=change, seconds=1)
+    options = {"expand_prompt": f"{sys.executable} '{program}'", "seconds": 1}
+    capsys.readouterr()
+    made = make(tmp_path, name="2.mp4", prompt_at=prompt_changes("0.5:a star"), **options)
+    told = capsys.readouterr().out.splitlines()
+    assert told[:2] == ["prompt: A RED BALL", "prompt from 0.562 s on: A STAR"]
+    assert read_latents(made)[1]["prompts"] == read_latents(plain)[1]["prompts"]
+    np.testing.assert_array_equal(read_latents(made)[0], read_latents(plain)[0])

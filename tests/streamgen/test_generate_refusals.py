@@ -9,6 +9,7 @@ import pytest
 from streamgen import cli, library
 from streamgen.command_options import prompt_changes
 from streamgen.errors import ConfigError, InvalidRequest
+from streamgen.expand import ExpansionFailed
 from tests.streamgen.video_making import make
 
 
@@ -107,3 +108,12 @@ def test_impossible_options_are_refused(
     argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refuse(capsys, tmp_path, "a star", *argv)
+
+
+def test_an_expansion_that_cannot_be_ends_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ExpansionFailed, match="/no/such/program"):
+        make(tmp_path, expand_prompt="/no/such/program")
+    said = refuse(capsys, tmp_path, "a", "--expand-model", "m")
+    assert "--expand-model needs --expand-endpoint" in said
