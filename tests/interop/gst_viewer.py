@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urljoin
 
@@ -143,7 +144,7 @@ def main() -> None:
                 "version": Gst.version_string(),
                 "left": left,
                 "first_s": arrivals[0] - offered_at,
-                "gap_s": max(b - a for a, b in zip(arrivals, arrivals[1:])),
+                "gap_s": max(b - a for a, b in pairwise(arrivals)),
                 "fps": (len(arrivals) - 1) / (arrivals[-1] - arrivals[0]),
             }
         )
