@@ -32,6 +32,7 @@ NOWHERE = """
       set(url) { this.setAttribute("src", broken ? "none" : url); },
     });
 """
+NO_CALLBACKS = "HTMLVideoElement.prototype.requestVideoFrameCallback = () => 1;"
 REFUSED_PLAY = """
     const { play } = HTMLMediaElement.prototype;
     const { setAttribute } = Element.prototype;
@@ -69,6 +70,17 @@ def test_falls_back(server: Any, scripted: Any, scripts: tuple[str, ...], expect
     assert page.via == expected
     number = page.see()[0]
     page.wait(lambda: page.see()[0] > number + 8, "the pictures stand still")
+
+
+@pytest.mark.parametrize("via", ["webrtc", "mse"])
+def test_frames_that_no_callback_tells_of(server: Any, scripted: Any, via: str) -> None:
+    """A player whose frame callbacks never come is watched all the same (WebKitGTK, no GPU)."""
+    page = Media(scripted(NO_CALLBACKS), server.url, via)
+    page.wait_live()
+    number, index = page.see()[:2]
+    page.wait(lambda: page.see()[0] > number + 16, "the picture stands still")
+    assert page.see()[1] > index + 8
+    assert page.via == via
 
 
 def test_nothing_comes_through(server: Any, scripted: Any) -> None:

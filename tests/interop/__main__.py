@@ -19,9 +19,10 @@ CANNOT = 3
 SYSTEM_PYTHON = "/usr/bin/python3"  # which has the bindings of Debian's packages
 COMMANDS = ("gst-launch-1.0", "WebKitWebDriver", "Xvfb")
 ELEMENTS = (
-    "webrtcbin", "nicesrc", "dtlsdec", "srtpdec", "rtph264depay", "rtpvp8depay", "vp8dec",
-    "avdec_h264", "pnmenc", "souphttpsrc", "qtdemux", "multipartdemux", "jpegdec",
-)  # fmt: skip
+    *("webrtcbin", "nicesrc", "dtlsdec", "srtpdec", "rtph264depay", "rtpvp8depay"),
+    *("souphttpsrc", "qtdemux", "multipartdemux"),
+    *("avdec_h264", "vp8dec", "jpegdec", "pnmenc"),
+)
 
 
 def problem() -> str | None:

@@ -82,7 +82,13 @@ def webkit(display: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     from selenium.webdriver.webkitgtk.service import Service
 
     home = str(tmp_path_factory.mktemp("home"))
-    environment = {**os.environ, "DISPLAY": display, "HOME": home, "XDG_RUNTIME_DIR": home}
+    environment = {
+        **os.environ,
+        "DISPLAY": display,
+        "HOME": home,
+        "XDG_RUNTIME_DIR": home,
+        "WEBKIT_DISABLE_DMABUF_RENDERER": "1",  # without a card it paints 5 times a second with it
+    }
     with warnings.catch_warnings():
         # Selenium's own class uses what Selenium has deprecated.
         warnings.filterwarnings("ignore", "setting remote_server_addr", DeprecationWarning)

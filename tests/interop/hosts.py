@@ -53,8 +53,9 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             _ip("netns", "add", host.name)
             stack.callback(_ip, "netns", "delete", host.name)
         # Both ends are made inside, so that none is ever seen on the machine's own network.
-        other_end = ("name", "eth0", "netns", viewer.name)
-        _ip("-netns", server.name, "link", "add", "eth0", "type", "veth", "peer", *other_end)
+        end = ("name", "eth0", "netns")
+        peer = ("type", "veth", "peer", *end, viewer.name)
+        _ip("link", "add", *end, server.name, *peer)
         for host in (server, viewer):
             _ip("-netns", host.name, "address", "add", f"{host.address}/24", "dev", "eth0")
             for link in ("lo", "eth0"):

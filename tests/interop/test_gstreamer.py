@@ -1,4 +1,4 @@
-"""GStreamer watches: by WHEP in `webrtcbin` from another host, and by HTTP."""
+"""GStreamer watches: by WHEP in `webrtcbin` from another host, and by plain HTTP."""
 
 from __future__ import annotations
 

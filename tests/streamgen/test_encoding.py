@@ -14,6 +14,7 @@ from torch import Tensor
 
 from streamgen.embeds import KEPT_EMBEDS, EmbedCache
 from streamgen.encoding import Encoding, texts_ahead
+from streamgen.engine_client import EngineClient
 from streamgen.messages import (
     Applied,
     Failed,
@@ -25,10 +26,13 @@ from streamgen.messages import (
 )
 from streamgen.models.presets import Preset
 from streamgen.session import Session
+from streamgen.session_config import SessionRequest
+from tests.streamgen.published import PUBLISHED
 from tests.streamgen.studio import FRAMES, Studio, alone, assert_same
 from tests.streamgen.test_engine_machine import MAX_SESSIONS, TINIER, Machine
 from tests.streamgen.test_engine_replay import Family, assert_replayed, replayed, scripted
-from tests.streamgen.tiny import TINY, HashEncoder
+from tests.streamgen.tiny import TINY, HashEncoder, tiny_config
+from tests.streamgen.viewers import REQUEST, play
 
 TIMEOUT_S = 20.0
 
@@ -44,7 +48,7 @@ class GatedEncoder(HashEncoder):
 
     def encode(self, prompts: list[str]) -> Tensor:
         (prompt,) = prompts
-        if threading.current_thread() is threading.main_thread():
+        if not threading.current_thread().name.startswith("encoder"):
             self.on_the_loop.append(prompt)
             return super().encode(prompts)
         self.begun.append(prompt)
@@ -419,3 +423,25 @@ def test_the_books_are_right_while_texts_are_encoded(seed: int) -> None:
         assert studio.audit() == studio.pool.num_pages == studio.pool.num_unreserved
         assert not any(studio.engine.runner.text._pins)
         assert not studio.encoder.on_the_loop
+
+
+async def test_an_engine_of_a_published_model_encodes_beside_its_passes() -> None:
+    encoder = GatedEncoder()
+    preset = dataclasses.replace(TINY, published=PUBLISHED, text_encoder=lambda dummy: encoder)
+    config = tiny_config(load_format="dummy", max_sessions=2)
+    client = EngineClient(config, preset=preset, own_process=False)
+    await client.start()
+    try:
+        await client.wait_ready()
+        encoder.gate.release()
+        first = await client.open(REQUEST)
+        assert [c.index for c in await play(first, until=1)] == [0, 1]
+        second = await client.open(SessionRequest(prompt="a star", seed=1))
+        assert [c.index for c in await play(first, until=5)] == [2, 3, 4, 5]
+        assert second.state == "starting"
+        encoder.gate.release()
+        assert [c.index for c in await play(second, until=1)] == [0, 1]
+        assert encoder.on_the_loop == ["warm-up"]
+    finally:
+        encoder.gate.release(100)
+        await client.close()

@@ -63,6 +63,18 @@ def test_a_text_encoder_on_the_card_counts_there() -> None:
     assert on_it.total - beside.total == pytest.approx(2 * 5.68e9, rel=0.01)
 
 
+def test_graphs_count_on_a_card_unless_passes_run_eagerly() -> None:
+    card = torch.device("cuda")
+    captured = dict(running_need(options(SELF_FORCING), SELF_FORCING, card, 1).parts)
+    eager = running_need(options(SELF_FORCING, enforce_eager=True), SELF_FORCING, card, 1)
+    assert captured["CUDA graphs"] == pytest.approx(2.44e9, rel=0.01)
+    assert captured["gathered K/V"] == 2 * 21 * 1560 * 1536 * 2
+    assert "CUDA graphs" not in dict(eager.parts)
+    assert "CUDA graphs" not in dict(
+        running_need(options(SELF_FORCING), SELF_FORCING, CPU, 1).parts
+    )
+
+
 def test_the_tiny_decoder_and_a_smaller_window_need_less() -> None:
     full = running_need(options(SELF_FORCING), SELF_FORCING, CPU, 1).total
     tiny = running_need(options(SELF_FORCING, decoder="tiny"), SELF_FORCING, CPU, 1).total

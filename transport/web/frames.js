@@ -2,22 +2,35 @@
  * The frames that a video element presents.
  */
 
+const UNTOLD = 8; // looks that found new frames while no callback came
+
 /**
  * Call `presented(now, metadata)` for each frame of `video` that became visible, until `signal` is
- * aborted. Metadata is that of requestVideoFrameCallback; browsers without it are polled, and tell
- * `mediaTime` and `presentedFrames` only.
+ * aborted. Metadata is that of requestVideoFrameCallback; browsers without it, or with one that is
+ * never called (WebKitGTK where it composites without a GPU), are polled, and tell `mediaTime` and
+ * `presentedFrames` only.
  */
 export function watchFrames(video, presented, signal) {
   if (!video.requestVideoFrameCallback) {
     poll(video, presented, signal);
     return;
   }
+  let means = null; // how frames are told, once that is known
   const next = (now, metadata) => {
-    if (signal.aborted) return;
+    if (signal.aborted || means === "poll") return;
+    means = "callback";
     presented(now, metadata);
     video.requestVideoFrameCallback(next);
   };
   video.requestVideoFrameCallback(next);
+  let untold = 0;
+  const look = () => {
+    untold += 1;
+    if (untold < UNTOLD || video.paused) return;
+    means = "poll";
+    poll(video, presented, signal);
+  };
+  poll(video, look, { get aborted() { return signal.aborted || means !== null; } });
 }
 
 function poll(video, presented, signal) {
