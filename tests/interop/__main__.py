@@ -43,7 +43,7 @@ def main() -> int:
     """Run what there is and return the exit status."""
     found = problem()
     if found:
-        print(f"interop cannot run here: {found} (the Makefile names Debian's packages)")
+        print(f"interop cannot run here: {found} (PLAYERS in the Makefile names Debian's packages)")
         return CANNOT
     tests = [sys.executable, "-m", "pytest", "-s", str(Path(__file__).parent), *sys.argv[1:]]
     done = subprocess.run(tests, env={**os.environ, "INTEROP": "1"})
