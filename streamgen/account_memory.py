@@ -15,7 +15,7 @@ from streamgen.account_shapes import DiTShape
 from streamgen.account_vae import vae_parameters
 
 SPARE_TEXT_SLOTS: Final = 8  # as the engine has beside those that sessions may need
-GRAPH_ROWS: Final = (1, 2, 3, 4, 6, 8)  # of the passes that it captures
+GRAPH_ROWS: Final = (1, 2, 3, 4, 6, 8)  # of the passes that the engine captures on a card
 CONTEXT_BYTES: Final = GIB  # of a CUDA context with its libraries
 USABLE_MEMORY: Final = 0.92  # the rest is lost to the allocator's pieces
 

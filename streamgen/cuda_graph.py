@@ -16,7 +16,6 @@ from torch import Tensor
 from streamgen.faults import NO_FAULTS, Faults
 from streamgen.models.causal_dit import CausalDiT
 
-GRAPH_ROWS: Final = (1, 2, 3, 4, 6, 8)
 # Before it is captured a forward makes what it makes once: workspaces, tables, compiled kernels.
 WARM_UPS: Final = 2
 

@@ -31,7 +31,8 @@ from kvcache import (
     build,
     choose,
 )
-from streamgen.cuda_graph import GRAPH_ROWS, Graph, GraphRunner
+from streamgen.account_memory import GRAPH_ROWS
+from streamgen.cuda_graph import Graph, GraphRunner
 from streamgen.embeds import EmbedCache, blended, mixed
 from streamgen.faults import NO_FAULTS, Faults
 from streamgen.measures import Meter

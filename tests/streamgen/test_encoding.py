@@ -393,12 +393,7 @@ def test_whatever_is_done_while_texts_are_encoded_is_done_again(seed: int) -> No
     random = np.random.default_rng(seed)
     options: dict[str, Any] = {"history_seconds": 4, "steps": 1, "fused": bool(seed % 2)}
     with HurriedStudio(TINY, random, **options) as studio:
-        family = Family(studio, random)
-        for _ in range(80):
-            family.act()
-        for session in family.sessions:
-            studio.more(session, 2)
-        made = [(studio.engine.record(s.id), family.seen(s)) for s in family.sessions]
+        made = Family(studio, random).live(80)
         assert not studio.encoder.on_the_loop
     with Studio(deterministic=True, **options) as studio:
         for record, chunks in made:

@@ -195,6 +195,14 @@ class Family:
         self.sessions = [studio.open()]
         self.before: dict[str, list[Chunk]] = {}  # a fork's chunks that its parent made
 
+    def live(self, num_acts: int) -> list[tuple[SessionRecord, list[Chunk]]]:
+        """Do so many things; return each one's record and what its viewers have seen."""
+        for _ in range(num_acts):
+            self.act()
+        for session in self.sessions:
+            self.studio.more(session, 2)
+        return [(self.studio.engine.record(s.id), self.seen(s)) for s in self.sessions]
+
     def act(self) -> None:
         """Do one thing to one of them."""
         session = self.sessions[self.random.integers(len(self.sessions))]
@@ -242,12 +250,7 @@ def test_whatever_was_done_to_sessions_is_done_again(seed: int) -> None:
         "fused": bool(random.integers(4)),
     }
     with Studio(preset, **options) as studio:
-        family = Family(studio, random)
-        for _ in range(80):
-            family.act()
-        for session in family.sessions:
-            studio.more(session, 2)
-        made = [(studio.engine.record(s.id), family.seen(s)) for s in family.sessions]
+        made = Family(studio, random).live(80)
     with Studio(preset, **options) as studio:
         for record, chunks in made:
             session = studio.engine.open_config(scripted(record))

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from kvcache import KVGeometry, PageTable, WindowConfig, choose
 from kvcache.attention.choice import MODULES, facts_of, import_problem, refusal
-from streamgen.cuda_graph import GRAPH_ROWS, compile_blocks, cuda_graphs
+from streamgen.account_memory import GRAPH_ROWS
+from streamgen.cuda_graph import compile_blocks, cuda_graphs
 from streamgen.decode_lane import CudaLane
 from streamgen.decoder import StreamingDecoder
 from streamgen.gpu_bench import Sweep, measure

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvcache import PageTable, WindowConfig
-from streamgen.cuda_graph import GRAPH_ROWS
+from streamgen.account_memory import GRAPH_ROWS
 from streamgen.faults import Faults
 from streamgen.model_runner import ModelRunner, Row, StepBatch
 from tests.streamgen.static_runner import (
