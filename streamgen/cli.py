@@ -36,11 +36,11 @@ from streamgen.command_options import (
 )
 from streamgen.command_parser import WRONG_USAGE, Parser, add_flag, explain_unknown
 from streamgen.config import ENV_PREFIX, NOT_OPTIONS, EngineConfig, Settings, read_settings
-from streamgen.errors import InvalidRequest, StreamgenError, Unsupported
+from streamgen.errors import InvalidRequest, NoDevice, StreamgenError, Unsupported
 from streamgen.serve_options import ServeConfig
 
 DONE, CHECK_FAILED, MACHINE_CANNOT = 0, 1, 3
-INTERRUPTED: Final = 130  # as shells say it
+INTERRUPTED, PIPE_CLOSED = 130, 141  # as shells say it
 
 SECTIONS: Final = (
     EngineConfig, ServeConfig, GenerateConfig, ReplayConfig, BenchConfig, EvalConfig, PlanConfig,
@@ -71,7 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.parser.error(explain_unknown(unknown, arguments.flags))
     command: Command = arguments.command
     try:
-        return command.run(arguments)
+        status = command.run(arguments)
+        sys.stdout.flush()  # so that a reader that is gone is met here, and not while Python ends
+        return status
+    except BrokenPipeError:  # `| head` has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
     except StreamgenError as error:
         message, status = error.message, _status(error)
     except OSError as error:
@@ -125,6 +130,8 @@ def _options(section: type, without: frozenset[str] = frozenset()) -> list[datac
 
 
 def _status(error: StreamgenError) -> int:
+    if isinstance(error, NoDevice):
+        return MACHINE_CANNOT
     loader: Any = sys.modules.get("streamgen.models.loader")  # it imports torch: only if it is used
     if loader is not None and isinstance(error, loader.CheckpointError):
         return MACHINE_CANNOT

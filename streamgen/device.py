@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from streamgen.errors import ConfigError, OutOfMemory
+from streamgen.errors import ConfigError, NoDevice, OutOfMemory
 
 GIB: Final = 2**30
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -83,7 +83,7 @@ def find_device(name: str, facts: DeviceFacts | None = None) -> torch.device:
     if device.type == "cuda":
         problem = card_problem(device.index or 0, facts)
         if problem is not None:
-            raise ConfigError(f"device {name!r}: {problem}", param="device")
+            raise NoDevice(f"device {name!r}: {problem}", param="device")
     return device
 
 

@@ -63,6 +63,10 @@ class ConfigError(InvalidRequest):
     """An option of the engine is unknown, has an impossible value or contradicts another."""
 
 
+class NoDevice(ConfigError):
+    """A device that an option names is not there, or this torch cannot use it."""
+
+
 class CheckpointError(ConfigError):
     """A checkpoint is missing, is no such file, does not fit the model or misbehaves."""
 

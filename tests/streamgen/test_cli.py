@@ -1,9 +1,8 @@
-"""The command line: what it takes, what it refuses, and the status it ends with."""
+"""The command line: what it takes and what it refuses."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -11,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from streamgen import cli, doctor
+from streamgen import cli
 from streamgen.cli import build_parser, main, settings_of
 from streamgen.command_options import BenchConfig, GenerateConfig, PromptAt
 from streamgen.config import EngineConfig
-from streamgen.errors import Capacity, ConfigError, EngineStopped, StreamgenError, Unsupported
-from streamgen.models.loader import CheckpointError
 from streamgen.serve_options import ServeConfig
 
 REPOSITORY = Path(__file__).parents[2]
@@ -235,52 +232,6 @@ def test_options_of_bench() -> None:
     assert (options.sessions, options.json, options.csv) == ((1, 2), Path("a.json"), None)
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (ConfigError("x"), cli.WRONG_USAGE),
-        (Unsupported("x"), cli.WRONG_USAGE),
-        (CheckpointError("x"), cli.MACHINE_CANNOT),
-        (Capacity("x"), cli.MACHINE_CANNOT),
-        (EngineStopped("x"), cli.MACHINE_CANNOT),
-        (OSError(98, "cannot listen on a:1"), cli.MACHINE_CANNOT),
-        (KeyboardInterrupt(), cli.INTERRUPTED),
-    ],
-)
-def test_every_end_has_its_status_and_a_line(
-    error: BaseException,
-    status: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def run() -> int:
-        raise error
-
-    monkeypatch.setattr(doctor, "run", run)
-    assert main(["doctor"]) == status
-    said = capsys.readouterr().err
-    assert said.startswith("streamgen doctor: ")
-    assert said.count("\n") == 1
-
-
-def test_q42_weights_that_do_not_load_are_named_and_the_status_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import dataclasses
-
-    from streamgen.models import presets
-
-    (tmp_path / "dit.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    broken = dataclasses.replace(presets.POCKET, weights=tmp_path)
-    monkeypatch.setattr(presets, "PRESETS", {"pocket": broken})
-    output = tmp_path / "a.mp4"
-    assert main(["generate", "a star", "-o", str(output)]) == cli.MACHINE_CANNOT
-    said = capsys.readouterr()
-    assert "dit.safetensors is a Git LFS pointer" in said.err
-    assert "Traceback" not in said.err
-    assert not output.exists()
-
-
 def test_q54_a_backend_that_nobody_knows_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     said = refuse(capsys, "serve", "--attention-backend", "xformers")
     assert "one of auto, sdpa, varlen, flashinfer, flash_attn" in said
@@ -297,20 +248,3 @@ def test_q54_a_backend_that_is_not_here_is_an_error_when_it_is_asked_for(
     )  # fmt: skip
     assert f"attention backend '{backend}' was asked for, but it needs a CUDA device" in said
     assert not output.exists()
-
-
-def test_parity_ends_with_its_own_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["parity", str(REPOSITORY / "tests/golden/schedule")]) == cli.DONE
-    assert capsys.readouterr().out.endswith(" passed, 0 failed\n")
-    (tmp_path / "meta.json").write_text(json.dumps({}))
-    assert main(["parity", str(tmp_path)]) == cli.WRONG_USAGE
-
-
-class Unknown(StreamgenError):
-    """A kind of error that the command line has never seen."""
-
-
-def test_an_error_of_another_kind_counts_as_the_machines() -> None:
-    assert cli._status(Unknown("x")) == cli.MACHINE_CANNOT

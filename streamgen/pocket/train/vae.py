@@ -11,6 +11,7 @@ first frame stands alone, so it is repeated three times in front of the clip.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from pathlib import Path
 
@@ -25,12 +26,18 @@ from streamgen.models.taehv import STARTUP_FRAMES, TAEHV, MemoryBlock
 from streamgen.pocket.config import VAE
 from streamgen.pocket.scenery import SIZE, VEIL_PERIOD, veil
 from streamgen.pocket.train.optim import Average, Optimizers, ramp
-from streamgen.pocket.world import random_scene, render
+from streamgen.pocket.world import Scene, random_scene, render_with_object
 
 CLIP_FRAMES = 9
 CROP = 64
 POOL_CLIPS = 300
 FALLING_WEIGHT = 5.0  # of pixels behind rain or snow: few, thin, and else forgotten
+# What moves is the hardest to draw, and the first thing seen: its outline counts more, half of the
+# crops hold it, and most clips move.
+EDGE_WEIGHT = 4.0
+EDGE = 7  # pixels, odd
+HELD_SHARE = 0.5
+MOTIONS = {"bounces": 0.5, "drifts": 0.3, "rests": 0.2}
 
 
 def encode_clip(vae: TAEHV, video: Tensor) -> Tensor:
@@ -47,29 +54,57 @@ def random_start(rng: np.random.Generator) -> int:
 def random_clip(rng: np.random.Generator, num_frames: int) -> np.ndarray:
     """Render a clip of one scene, or in a third of the draws of a change between two.
 
-    Returns uint8 `[n, H, W, 4]`: colours, and 255 where rain or snow passes.
+    Returns uint8 `[n, H, W, 5]`: colours, 255 where rain or snow passes, and 255 on the thing.
     """
-    first, start = random_scene(rng), random_start(rng)
+    first, start = moving_scene(rng), random_start(rng)
     entries = [(0, first)]
     if rng.random() < 0.33:
-        entries.append((start + int(rng.integers(-8, num_frames)), random_scene(rng)))
+        entries.append((start + int(rng.integers(-8, num_frames)), moving_scene(rng)))
     frames = np.arange(start, start + num_frames, dtype=np.float32)
     falling = np.max([veil(scene.weather, frames) for _, scene in entries], axis=0) > 0.05
-    pixels = render(entries, num_frames, start)
-    return np.concatenate([pixels, 255 * falling[..., None].astype(np.uint8)], axis=-1)
+    pixels, thing = render_with_object(entries, num_frames, start)
+    masks = 255 * np.stack([falling, thing], axis=-1).astype(np.uint8)
+    return np.concatenate([pixels, masks], axis=-1)
+
+
+def moving_scene(rng: np.random.Generator) -> Scene:
+    """Draw a scene whose motion has the share it has in training."""
+    motion = str(rng.choice(list(MOTIONS), p=list(MOTIONS.values())))
+    return dataclasses.replace(random_scene(rng), motion=motion)
 
 
 def batch(
     pool: list[np.ndarray], rng: np.random.Generator, size: int, device: str
 ) -> tuple[Tensor, Tensor]:
-    """Cut random crops out of the pool: pixels `[size, 9, 3, 64, 64]` in [0, 1] and weights."""
+    """Cut crops out of the pool: pixels `[size, 9, 3, 64, 64]` in [0, 1] and weights."""
     crops = []
     for _ in range(size):
         clip = pool[rng.integers(len(pool))]
-        y, x = rng.integers(0, (SIZE - CROP) // 8 + 1, 2) * 8
+        y, x = crop_of(clip, rng)
         crops.append(clip[:, y : y + CROP, x : x + CROP])
     stacked = torch.from_numpy(np.stack(crops)).permute(0, 1, 4, 2, 3).to(device).float() / 255
-    return stacked[:, :, :3], 1 + (FALLING_WEIGHT - 1) * stacked[:, :, 3:]
+    video, falling, thing = stacked.split([3, 1, 1], dim=2)
+    weight = 1 + (FALLING_WEIGHT - 1) * falling + (EDGE_WEIGHT - 1) * edge_of(thing)
+    return video, weight
+
+
+def crop_of(clip: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
+    """Draw a crop's corner, a multiple of 8; half of them hold the thing near their middle."""
+    most = SIZE - CROP
+    if rng.random() < HELD_SHARE and clip[..., 4].any():
+        middle = np.argwhere(clip[..., 4]).mean(axis=0)[1:]
+        near = middle - CROP / 2 + rng.uniform(-CROP / 4, CROP / 4, 2)
+        y, x = (np.clip(near, 0, most) / 8).round().astype(int) * 8
+        return int(y), int(x)
+    y, x = rng.integers(0, most // 8 + 1, 2) * 8
+    return int(y), int(x)
+
+
+def edge_of(thing: Tensor) -> Tensor:
+    """Return 1 within `EDGE` // 2 pixels of a mask's edge, `[clips, n, 1, H, W]`."""
+    flat, around = thing.flatten(0, 1), {"kernel_size": EDGE, "stride": 1, "padding": EDGE // 2}
+    edge = F.max_pool2d(flat, **around) + F.max_pool2d(-flat, **around)
+    return edge.unflatten(0, thing.shape[:2])
 
 
 def loss_of(
