@@ -102,8 +102,9 @@ def crop_of(clip: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
 
 def edge_of(thing: Tensor) -> Tensor:
     """Return 1 within `EDGE` // 2 pixels of a mask's edge, `[clips, n, 1, H, W]`."""
-    flat, around = thing.flatten(0, 1), {"kernel_size": EDGE, "stride": 1, "padding": EDGE // 2}
-    edge = F.max_pool2d(flat, **around) + F.max_pool2d(-flat, **around)
+    spread = nn.MaxPool2d(EDGE, stride=1, padding=EDGE // 2)
+    flat = thing.flatten(0, 1)
+    edge: Tensor = spread(flat) + spread(-flat)
     return edge.unflatten(0, thing.shape[:2])
 
 
