@@ -34,7 +34,8 @@ from streamgen.config import EngineConfig
 from streamgen.device import find_device
 from streamgen.machine import commit, cpu_name, installed_version
 from streamgen.models.presets import Preset, find_preset
-from streamgen.startup import DECODER_THREADS, num_cores
+from streamgen.startup import num_cores
+from streamgen.warm_up import DECODER_THREADS
 from transport.video import default_bitrate
 
 SECONDS: Final = 6.0  # of a phase, unless --seconds says otherwise

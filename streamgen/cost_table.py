@@ -24,7 +24,8 @@ class CostTable:
 
     `pass_s` maps numbers of rows, 1 among them, to the seconds measured at warm-up; `decode_s` is
     of one chunk, `recache_s` of a full window in one forward. `decode_shares_device` says that a
-    decode takes time from the passes, and not that of a processor of its own.
+    decode takes time from the passes, and not that of a processor of its own. Else `slowdown` is
+    how much longer a pass takes beside a decode, as they share caches and memory.
     """
 
     def __init__(
@@ -34,32 +35,37 @@ class CostTable:
         decode_s: float,
         recache_s: float,
         decode_shares_device: bool = False,
+        slowdown: float = 1.0,
     ) -> None:
         assert 1 in pass_s, f"no cost of a single row in {pass_s}"
         assert min(*pass_s, *pass_s.values(), decode_s, recache_s) > 0, (pass_s, decode_s)
         self.decode_s = decode_s
         self.recache_s = recache_s
         self.decode_shares_device = decode_shares_device
+        self.slowdown = max(1.0, slowdown)
+        self.beside = 0.0  # share of the passes' time that decodes ran beside them, of late
         self._measured_decode_s = decode_s
         self._measured_recache_s = recache_s
         # No rows cost nothing, so that a single size means that every row costs the same.
         self._sizes = [0, *sorted(pass_s)]
-        self._measured_s = [0.0, *(pass_s[size] for size in self._sizes[1:])]
+        self._measured_s = [0.0, *(pass_s[size] for size in self._sizes[1:])]  # all of these alone
         self._seconds = list(self._measured_s)
 
-    def pass_s(self, rows: int) -> float:
+    def pass_s(self, rows: int, beside: float | None = None) -> float:
         """Return the seconds of a pass: as measured, or on the line between two measured sizes.
 
-        Beyond the largest the last line goes on, but does not fall.
+        Beyond the largest the last line goes on, but does not fall. Decodes run beside it for a
+        share `beside` of its time, by default the one of late.
         """
         low, share = self._between(rows)
         low_s, high_s = self._seconds[low : low + 2]
         seconds = low_s + share * (high_s - low_s)
-        return max(seconds, high_s) if share > 1 else seconds
+        seconds = max(seconds, high_s) if share > 1 else seconds
+        return seconds / self._speed(self.beside if beside is None else beside)
 
-    def row_s(self, rows: int) -> float:
+    def row_s(self, rows: int, beside: float | None = None) -> float:
         """Return the seconds that each row of a pass of this size costs."""
-        return self.pass_s(rows) / rows
+        return self.pass_s(rows, beside) / rows
 
     def batch_size(self, ready: int) -> int:
         """Return how many of `ready` rows without deadlines should share a pass."""
@@ -70,9 +76,13 @@ class CostTable:
                 best, best_row_s = rows, row_s
         return best
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """Take in what a pass over full windows really took. One outlier counts for little."""
-        error = seconds / self.pass_s(rows) - 1
+    def observe(self, rows: int, seconds: float, beside: float = 0.0) -> None:
+        """Take in what a pass over full windows really took. One outlier counts for little.
+
+        A decode ran beside it for the share `beside` of that time.
+        """
+        self.beside += FOLLOW_RATE * (beside - self.beside)
+        error = seconds / self.pass_s(rows, beside) - 1
         low, share = self._between(rows)
         near = {low: 1 - share, low + 1: share} if share < 1 else {low + 1: 1.0}
         for i, weight in near.items():
@@ -91,6 +101,10 @@ class CostTable:
         """Take in what a recache of a full window really took."""
         error = seconds / self.recache_s - 1
         self.recache_s = _followed(self.recache_s, self._measured_recache_s, error)
+
+    def _speed(self, beside: float) -> float:
+        """Return how fast a pass is, 1 alone, when decodes run for a share of its time."""
+        return 1 - beside + beside / self.slowdown
 
     def _between(self, rows: int) -> tuple[int, float]:
         """Return the place of the measured size below, and how far it is on to the one above.

@@ -6,7 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -74,9 +76,18 @@ class StreamingDecoder:
         self._faults = faults
         self._vae = vae
         self._seconds: deque[float] = deque(maxlen=256)
+        # Seconds at work until the last decode ended, and when the one in work began: one value, as
+        # another thread reads it.
+        self._work: tuple[float, float | None] = (0.0, None)
         self._pool = ThreadPoolExecutor(
             1, "decoder", initializer=_set_threads, initargs=(num_threads,)
         )
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds spent at work so far, the decode in work included."""
+        done_s, began = self._work
+        return done_s if began is None else done_s + time.perf_counter() - began
 
     def beside(self) -> StreamingDecoder:
         """Return another decoder over the same weights, with a thread of its own."""
@@ -122,10 +133,13 @@ class StreamingDecoder:
     def _twice(
         self, decode: Callable[..., npt.NDArray[np.uint8]], *arguments: object
     ) -> npt.NDArray[np.uint8]:
+        self._work = (self._work[0], time.perf_counter())
         try:
             return self._once(decode, *arguments)
         except RuntimeError:
             return self._once(decode, *arguments)
+        finally:
+            self._work = (self.busy_s, None)
 
     def _once(
         self, decode: Callable[..., npt.NDArray[np.uint8]], *arguments: object
@@ -171,6 +185,33 @@ def measure_decode(vae: VideoVAE, latents: Tensor) -> tuple[float, int]:
         float(frames.flatten()[-1])  # waits for the device
         times.append(time.perf_counter() - start)
     return min(times[1:]), int(state.nbytes)
+
+
+@contextmanager
+def decode_meanwhile(vae: VideoVAE, latents: Tensor, num_threads: int) -> Iterator[list[float]]:
+    """Decode one chunk after another in a thread; when that ended, the list has each one's seconds.
+
+    `latents` are those of a chunk, `[n, C, h, w]`.
+    """
+    seconds: list[float] = []
+    ended = Event()
+
+    @torch.inference_mode()
+    def run() -> None:
+        _set_threads(num_threads)
+        state = vae.decoder_state()
+        while not ended.is_set():
+            start = time.perf_counter()
+            _, state = vae.decode_step(latents[None], state)
+            seconds.append(time.perf_counter() - start)
+
+    with ThreadPoolExecutor(1, "decodes") as pool:
+        running = pool.submit(run)
+        try:
+            yield seconds
+        finally:
+            ended.set()
+            running.result()
 
 
 def _set_threads(num_threads: int | None) -> None:

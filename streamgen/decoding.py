@@ -87,7 +87,7 @@ class Decoding:
     """The chunks that are being decoded, in the order they were denoised."""
 
     def __init__(self, decoder: StreamingDecoder, on_decoded: Callable[[], None]) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         self._on_decoded = on_decoded  # called in the decoder's thread
         self._waiting: deque[tuple[Denoised, Future[Frames]]] = deque()
 
@@ -97,17 +97,17 @@ class Decoding:
     def submit(self, denoised: Denoised) -> None:
         """Send a chunk's latents to the decoder. Its frames leave before its commit."""
         stream, num_frames = denoised.session.stream, denoised.spec.num_frames
-        frames = self._decoder.submit(stream, denoised.latents, num_frames)
+        frames = self.decoder.submit(stream, denoised.latents, num_frames)
         self._waiting.append((denoised, frames))
         frames.add_done_callback(lambda _: self._on_decoded())
 
     def begin_again(self, session: Session) -> None:
         """Give a session a decoder stream that remembers what its history says, and no more."""
-        session.stream = self._decoder.open()
+        session.stream = self.decoder.open()
         is_reset = session.spec is not None and session.spec.is_reset
         chunks = [] if is_reset else session.history.recent_latents()
         if chunks:
-            self._decoder.prime(session.stream, torch.cat([latents_of(c) for c in chunks]))
+            self.decoder.prime(session.stream, torch.cat([latents_of(c) for c in chunks]))
 
     def finished(self, wait_for: int) -> Iterator[tuple[Denoised, Frames | Exception]]:
         """Yield what is decoded, or the error it ended with; wait for the oldest `wait_for`."""

@@ -80,6 +80,7 @@ class Passes:
         self.fused = fused
         self.busy_s = 0.0  # spent in forwards
         self.clock = pass_clock(runner.config.device)
+        self.decoder = decoding.decoder
 
     def prepare(self, now: float, tell: Tell) -> None:
         """Take up texts that are encoded, and note since when sessions could begin a chunk."""
@@ -225,13 +226,15 @@ class Passes:
     def _flows(self, rows: list[Row], works: Sequence[tuple[Session, Work]]) -> list[Tensor]:
         for row in rows:
             self.faults.hit("pass.commit" if row.timestep == COMMIT_TIMESTEP else "pass.denoise")
-        started = self.clock.start()
+        started, decoded_s = self.clock.start(), self.decoder.busy_s
         flows = self.runner.run(StepBatch(tuple(rows)))
-        self.clock.stop(started, self._note_of(len(rows), works))
+        self.clock.stop(started, self._note_of(len(rows), works, self.decoder.busy_s - decoded_s))
         return [torch.full_like(f, torch.nan) if self.faults.hit("pass.nan") else f for f in flows]
 
-    def _note_of(self, num_rows: int, works: Sequence[tuple[Session, Work]]) -> Note:
-        """Return what takes a forward's seconds in."""
+    def _note_of(
+        self, num_rows: int, works: Sequence[tuple[Session, Work]], decoded_s: float
+    ) -> Note:
+        """Return what takes a forward's seconds in; for `decoded_s` a decode ran beside it."""
         refills, is_alone = any(isinstance(work, Refill) for _, work in works), len(works) == 1
         is_full = all(session.sees_full_window for session, _ in works)
 
@@ -244,7 +247,7 @@ class Passes:
                 if is_alone:
                     self.costs.observe_recache(seconds)
             elif is_full:
-                self.costs.observe(num_rows, seconds)
+                self.costs.observe(num_rows, seconds, min(1.0, decoded_s / max(seconds, 1e-9)))
 
         return note
 

@@ -172,11 +172,10 @@ class Planner:
             return 0.0
         rate = sum(1 / load.period_s for load in live)
         rows = sum(load.num_rows / load.period_s for load in live) / rate
+        beside = self._beside(live)
         decode_s = self.costs.decode_s if self.costs.decode_shares_device else 0.0
-        chunk_s = [
-            rows * self.costs.row_s(self.costs.batch_size(min(ready, self.max_rows))) + decode_s
-            for ready in range(1, len(live) + 1)
-        ]
+        sizes = [self.costs.batch_size(min(n, self.max_rows)) for n in range(1, len(live) + 1)]
+        chunk_s = [rows * self.costs.row_s(size, beside) + decode_s for size in sizes]
         return _busy_share(chunk_s, rate)
 
     def may_recache(self, budget: RecacheBudget, loads: Sequence[SessionLoad], now: float) -> bool:
@@ -197,13 +196,21 @@ class Planner:
 
     def _utilisation(self, live: Sequence[SessionLoad], rows: int) -> float:
         """Return the utilisation if all passes have this many rows."""
-        row_s, pass_s = self.costs.row_s(rows), self.costs.pass_s(rows)
+        beside = self._beside(live)
+        row_s, pass_s = self.costs.row_s(rows, beside), self.costs.pass_s(rows, beside)
         passes = sum(load.num_rows * row_s / load.period_s for load in live)
-        decodes = sum(self.costs.decode_s / load.period_s for load in live)
+        decodes = self._decodes(live)
         longest = max(load.steps * pass_s / load.period_s for load in live)
         if self.costs.decode_shares_device:
             return max(passes + decodes, longest)
         return max(passes, decodes, longest)
+
+    def _decodes(self, live: Sequence[SessionLoad]) -> float:
+        return sum(self.costs.decode_s / load.period_s for load in live)
+
+    def _beside(self, live: Sequence[SessionLoad]) -> float:
+        """Return the share of their time that passes will have decodes beside them."""
+        return 0.0 if self.costs.decode_shares_device else min(1.0, self._decodes(live))
 
     def _reserved_share(self, num_live: int) -> float:
         return num_live * self.costs.recache_s / RECACHE_PERIOD_S

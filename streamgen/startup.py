@@ -33,13 +33,18 @@ from streamgen.models.presets import Preset, build, check_weights, find_preset, 
 from streamgen.models.weights import WeightOptions, require_own_weights
 from streamgen.quality import add_sampler, reference_model
 from streamgen.session_config import checked_window, held_frames
-from streamgen.warm_up import Measured, choose_dtypes, fixed_dtype, measure
+from streamgen.warm_up import (
+    DECODER_THREADS,
+    Measured,
+    choose_dtypes,
+    fixed_dtype,
+    measure,
+)
 
 logger: Final = logging.getLogger(__name__)
 
 MAX_SESSIONS_A_PASS: Final = 8
 SPARE_TEXT_SLOTS: Final = 8  # beside the one that each session may have in work
-DECODER_THREADS: Final = 1  # a decode runs beside passes, which have the other cores
 
 Report = Callable[[str, float], None]
 

@@ -90,6 +90,34 @@ def test_whatever_is_observed_costs_stay_positive_and_bounded(
         assert costs.pass_s(rows) >= BETWEEN(1) / LARGEST_CHANGE
 
 
+def slowed_table() -> CostTable:
+    """Return a table of a machine on which decodes beside passes double their time."""
+    return CostTable({1: 0.010, 4: 0.022}, decode_s=0.02, recache_s=0.06, slowdown=2.0)
+
+
+def test_a_pass_takes_longer_the_more_decodes_run_beside_it() -> None:
+    """For half of its time beside decodes it advances at 3/4 of its speed."""
+    costs = slowed_table()
+    assert costs.pass_s(4) == pytest.approx(0.022)  # nothing was decoded yet
+    assert costs.pass_s(4, 0.5) == pytest.approx(0.022 / 0.75)
+    assert costs.pass_s(4, 1.0) == pytest.approx(0.044)
+    assert costs.row_s(4, 1.0) == pytest.approx(0.011)
+
+
+def test_what_was_seen_beside_decodes_is_kept_as_what_it_would_be_alone() -> None:
+    """So that the cost with more or fewer sessions is known from what runs now."""
+    costs = slowed_table()
+    for _ in range(100):
+        costs.observe(4, 1.5 * 0.022 / 0.75, beside=0.5)
+    assert costs.pass_s(4, 0.0) == pytest.approx(1.5 * 0.022, rel=0.02)
+    assert costs.pass_s(4) == pytest.approx(1.5 * 0.022 / 0.75, rel=0.02)
+
+
+def test_decodes_that_were_measured_in_a_lucky_moment_never_make_passes_faster() -> None:
+    costs = CostTable({1: 0.010}, decode_s=0.02, recache_s=0.06, slowdown=0.9)
+    assert costs.pass_s(1, 1.0) == 0.010
+
+
 def test_a_clock_that_stands_still_does_no_harm() -> None:
     costs = table(BETWEEN)
     for _ in range(10_000):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from streamgen.decode_lane import HostLane, Moment
-from streamgen.decoder import StreamingDecoder
+from streamgen.decoder import StreamingDecoder, decode_meanwhile
 from streamgen.models.taehv import TAEHV, TAEHVConfig
 
 CONFIG = TAEHVConfig(latent_channels=4, encoder_width=8, decoder_widths=(16, 8, 8, 8))
@@ -91,3 +93,49 @@ def test_q48_a_copy_that_fails_once_decodes_nothing_twice(vae: TAEHV) -> None:
             decodes.close()
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+class HeldLane(WatchedLane):
+    """Lets a decode go on when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def fetch(self, pixels: Tensor) -> npt.NDArray[np.uint8]:
+        assert self.go.wait(30)
+        return super().fetch(pixels)
+
+
+def test_a_decoder_is_busy_while_it_decodes_and_no_longer(vae: TAEHV) -> None:
+    lane = HeldLane()
+    decodes = decoder(vae, lane)
+    try:
+        assert decodes.busy_s == 0
+        pixels = decodes.submit(decodes.open(), torch.randn(1, 4, 4, 4), 1)
+        while (before := decodes.busy_s) == 0:
+            time.sleep(0.001)
+        assert decodes.busy_s > before
+        lane.go.set()
+        pixels.result()
+    finally:
+        decodes.close()  # waits for the thread
+    assert decodes.busy_s == decodes.busy_s > before
+
+
+def test_decodes_go_on_meanwhile_and_end_with_their_seconds(vae: TAEHV) -> None:
+    with decode_meanwhile(vae, torch.randn(3, 4, 4, 4), 1) as seconds:
+        while len(seconds) < 2:
+            time.sleep(0.001)
+    count = len(seconds)
+    assert min(seconds) > 0
+    time.sleep(0.05)
+    assert len(seconds) == count
+
+
+def test_a_decode_that_fails_meanwhile_is_told(vae: TAEHV) -> None:
+    with (
+        pytest.raises(RuntimeError, match="channels"),
+        decode_meanwhile(vae, torch.randn(3, 5, 4, 4), 1),
+    ):
+        pass

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcache import KVGeometry, WindowConfig
+from streamgen.cost_table import CostTable
 from streamgen.planner import (
     BOUND,
     RECACHE_PERIOD_S,
@@ -208,3 +209,12 @@ def test_one_session_more_never_lowers_utilisation_by_more_than_a_batch_gains(
     plan = planner(cost)
     live = [dataclasses.replace(load, is_batch=False) for load in loads]
     assert plan.utilisation(live) >= 0.5 * plan.utilisation(live[:-1])
+
+
+def test_decodes_beside_passes_are_counted_before_they_run() -> None:
+    """Admission asks what passes will cost with the newcomer's decodes, not what they cost now."""
+    costs = CostTable({1: 0.010}, decode_s=0.06, recache_s=0.01, slowdown=2.0)
+    plan = Planner(costs, 16, ROOM)
+    # Five decodes of 60 ms in 750 ms: passes run at 4/5 of their speed; 25 rows of 10 ms in 750 ms.
+    assert plan.utilisation([LIVE] * 5) == pytest.approx(25 * 0.010 / 0.75 / 0.8)
+    assert plan.busy_share([LIVE] * 5) > plan.utilisation([LIVE] * 5)

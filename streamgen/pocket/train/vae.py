@@ -104,8 +104,8 @@ def edge_of(thing: Tensor) -> Tensor:
     """Return 1 within `EDGE` // 2 pixels of a mask's edge, `[clips, n, 1, H, W]`."""
     spread = nn.MaxPool2d(EDGE, stride=1, padding=EDGE // 2)
     flat = thing.flatten(0, 1)
-    edge: Tensor = spread(flat) + spread(-flat)
-    return edge.unflatten(0, thing.shape[:2])
+    edge: Tensor = (spread(flat) + spread(-flat)).unflatten(0, thing.shape[:2])
+    return edge
 
 
 def loss_of(
