@@ -11,13 +11,15 @@ from dataclasses import dataclass, fields
 from math import exp, log
 from typing import Final
 
-from streamgen.cost_table import MIN_GAIN, CostTable
+from streamgen.cost_table import CostTable
 
 BOUND: Final = 0.85  # the rest is for first chunks, for what comes unevenly, and for batch jobs
 # What each live session can count on: so many recaches and rebuilds, and two at once. Of what the
 # bound leaves over, all have an equal share besides.
 RECACHE_PERIOD_S: Final = 20.0
 RECACHE_BURST: Final = 2.0
+# Sessions are seldom all ready at once: a larger batch that gains less is not counted on.
+SURE_GAIN: Final = 0.05
 FULL: Final = 0.999  # of the time at work is as good as all of it
 BISECTIONS: Final = 60
 
@@ -154,7 +156,7 @@ class Planner:
         best = self._utilisation(live, 1)
         for rows in range(2, min(len(live), self.max_rows) + 1):
             larger = self._utilisation(live, rows)
-            if larger <= (1 - MIN_GAIN) * best:
+            if larger <= (1 - SURE_GAIN) * best:
                 best = larger
         return best
 

@@ -70,7 +70,7 @@ class Scheduler:
     def _num_taken(self, ready: Sequence[Schedulable], due_s: Sequence[float]) -> int:
         """Return how many of the most urgent should share the pass.
 
-        That is the number at which a row costs least. A larger one must make rows 5 % cheaper, and
+        That is the number at which a row costs least. A larger one must make rows 2 % cheaper, and
         miss no deadline in it if the smaller one misses none: when time is too short for all, what
         is made in a second counts. A batch job rides along only if nobody misses a deadline. In
         the estimate either pass is followed by what is left of the sessions as urgent, one by one.
