@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamgen.models.fused import LinearGELU, in_steps
+from streamgen.models.fused import LinearBias, LinearGELU, in_steps
 from streamgen.models.norm import RMSNorm
 from streamgen.models.rope import rotate, rotate_normed, rotation
 
@@ -69,7 +69,7 @@ class Projections(nn.Module):
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.q, self.k, self.v, self.o = (nn.Linear(config.dim, config.dim) for _ in range(4))
+        self.q, self.k, self.v, self.o = (LinearBias(config.dim, config.dim) for _ in range(4))
         self.norm_q, self.norm_k = (
             RMSNorm(config.dim, config.eps) if config.qk_norm else nn.Identity() for _ in range(2)
         )
@@ -111,7 +111,7 @@ class Block(nn.Module):
         self.ffn = nn.Sequential(
             LinearGELU(config.dim, config.ffn_dim, config.gelu),
             nn.Identity(),  # where the GELU is in published checkpoints
-            nn.Linear(config.ffn_dim, config.dim),
+            LinearBias(config.ffn_dim, config.dim),
         )
         self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / config.dim**0.5)
 

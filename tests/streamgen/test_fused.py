@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from streamgen.calibrate import resident_bytes
 from streamgen.machine import give_back_freed_memory, keep_freed_memory
-from streamgen.models.fused import ConvReLU, LinearGELU, can_fuse
+from streamgen.models.fused import ConvReLU, LinearBias, LinearGELU, can_fuse
 
 TYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # and what rounding allows
 
@@ -49,6 +49,18 @@ def test_a_product_takes_its_gelu_along(
     product = F.linear(x.float(), layer.weight.float(), layer.bias.float())
     exact = F.gelu(product, approximate=approximate).detach()
     torch.testing.assert_close(fused.float(), exact, atol=TYPES[dtype], rtol=TYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_product_takes_its_bias_along(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = LinearBias(64, 48).to(dtype=dtype)
+    x = torch.randn(3, 100, 64, dtype=dtype)
+    steps = layer(x)
+    with torch.inference_mode():
+        fused = layer(x)
+    torch.testing.assert_close(fused, steps.detach(), atol=TYPES[dtype], rtol=TYPES[dtype])
+    assert steps.requires_grad
 
 
 def test_torch_still_has_the_operators() -> None:
