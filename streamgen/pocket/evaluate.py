@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Final
 
 import numpy as np
@@ -39,6 +39,7 @@ from streamgen.pocket.measures import (
     run_switches,
     unseen_scene,
 )
+from streamgen.pocket.outlines import GHOST, fit
 from streamgen.pocket.sheet import contact_sheet, write_png
 from streamgen.pocket.text_encoder import WEIGHTS
 from streamgen.pocket.world import ATTRIBUTES, FPS, random_scene, render
@@ -47,6 +48,8 @@ CHUNK: Final = 12  # frames
 LATER_MINUTES: Final = 5.0  # of a longer run, looked at as well as its end
 DISTINCT_PIXELS: Final = 4.0  # mean distance of two tracks that counts as another scene
 SHEET_ROWS: Final = 20
+FIRST_FRAMES: Final = (2, 5, 8)  # of the first chunk, which has nine
+STEADY_FRAMES: Final = (15, 27, 39, 51)  # one of each later chunk
 
 Floats = npt.NDArray[np.floating]
 
@@ -103,6 +106,31 @@ def rewind_rows(
         Row(section, "the same, worst", min(closeness), form="{:.1f} dB"),
     ]
     return prompt_rows(section, cases, marks) + near
+
+
+def outline_rows(cases: Sequence[Case], clips: Sequence[Bytes]) -> list[Row]:
+    """Return how cleanly things are drawn, by motion, and how many first chunks show a ghost.
+
+    Measured, without a mark: the eye judges the sheet.
+    """
+    section = "against the drawing of the scene that fits best"
+    errors: dict[str, list[float]] = {motion: [] for motion in ATTRIBUTES["motion"]}
+    ghosts = []
+    for i, (case, clip) in enumerate(zip(cases, clips, strict=True)):
+        errors[case.scene.motion] += [fit(clip[n], case.scene, n).error for n in STEADY_FRAMES]
+        ghosts.append(median(fit(clip[n], case.scene, n).ghost for n in FIRST_FRAMES))
+        progress("outlines", i + 1, len(cases))
+    rows = [
+        Row(section, f"colours around what {motion}, mean error", mean(e), form="{:.1f} of 255")
+        for motion, e in errors.items()
+        if e
+    ]
+    share = mean(ghost > GHOST for ghost in ghosts)
+    return [
+        *rows,
+        Row(section, f"first chunks with a ghost of over {GHOST} pixels", share),
+        Row(section, "ghost in a first chunk, mean", mean(ghosts), form="{:.0f} pixels"),
+    ]
 
 
 def stability_rows(engine: Engine, runs: int, minutes: float) -> list[Row]:
@@ -178,8 +206,8 @@ def evaluate(engine: Engine, sizes: Sizes) -> tuple[list[Row], list[Case], list[
     each = dict.fromkeys(ATTRIBUTES, 0.85)
     plain = {**each, **dict.fromkeys(SCENERY, 0.95), "count": 0.85, "all together": 0.65}
     rows = detector_rows(sizes.truth)
-    cases, _ = run_prompts(engine, sizes.prompts, "train")
-    rows += prompt_rows("unseen scenes and seeds", cases, plain)
+    cases, clips = run_prompts(engine, sizes.prompts, "train")
+    rows += prompt_rows("unseen scenes and seeds", cases, plain) + outline_rows(cases, clips)
     cases, clips = run_prompts(engine, sizes.prompts, "heldout")
     rows += prompt_rows("unseen wording", cases, dict.fromkeys(ATTRIBUTES, 0.80))
     for transition, chunks in CHUNKS_UNTIL_JUDGED.items():

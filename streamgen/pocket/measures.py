@@ -70,16 +70,19 @@ def draw_seed(rng: np.random.Generator) -> int:
 
 
 def run_prompts(engine: Engine, count: int, split: Split) -> tuple[list[Case], list[Bytes]]:
-    """Generate a clip for each of `count` unseen prompts; return also the clips."""
+    """Generate a clip for each of `count` unseen prompts; return also the clips.
+
+    Clips have the first chunk, which cases do not judge.
+    """
     rng = np.random.default_rng((11, split == "heldout"))
     cases, clips = [], []
     for i in range(count):
         scene = unseen_scene(rng)
         prompt, _ = caption(scene, rng, split=split)
         seed = draw_seed(rng)
-        clip = np.concatenate(list(generate(engine, prompt, seed, CLIP_CHUNKS))[1:])
-        cases.append(Case(prompt, scene, seed, read(clip)))
-        clips.append(clip)
+        first, *later = generate(engine, prompt, seed, CLIP_CHUNKS)
+        cases.append(Case(prompt, scene, seed, read(np.concatenate(later))))
+        clips.append(np.concatenate([first, *later]))
         progress(f"{split} prompts", i + 1, count)
     return cases, clips
 

@@ -103,6 +103,16 @@ def render_with_object(
     return layers.draw(), layers.distance < 0
 
 
+def drawn_at(scene: Scene, number: int, centres: Floats) -> tuple[npt.NDArray[np.uint8], Floats]:
+    """Draw frame `number` of a scene with its thing at other places, `[n, 2]` in pixels x, y.
+
+    Returns the pictures uint8 `[n, 128, 128, 3]`, and how far each pixel is from the thing's edge,
+    negative inside, `[n, 128, 128]`.
+    """
+    layers = _Layers.of(scene, np.full(len(centres), number, np.float32), centres)
+    return layers.draw(), layers.distance
+
+
 @dataclass(slots=True)
 class _Layers:
     """What a run of frames is drawn from; every field blends linearly into another scene's."""
@@ -116,10 +126,11 @@ class _Layers:
     distance: Floats  # [n, H, W] signed distance to the object's edge, pixels
 
     @classmethod
-    def of(cls, scene: Scene, frames: Floats) -> _Layers:
-        rng = np.random.default_rng(scene.seed)
-        slot, phase = rng.integers(3), rng.random()
-        centre = _path(scene.motion, int(slot), float(phase), frames)
+    def of(cls, scene: Scene, frames: Floats, centre: Floats | None = None) -> _Layers:
+        if centre is None:
+            rng = np.random.default_rng(scene.seed)
+            slot, phase = rng.integers(3), rng.random()
+            centre = _path(scene.motion, int(slot), float(phase), frames)
         count = len(frames)
         behind: Floats = np.broadcast_to(
             backdrop(scene.place, scene.time, scene.weather), (count, SIZE, SIZE, 3)
