@@ -159,6 +159,28 @@ def kv_bytes_per_token(dit: DiTShape, element_bytes: int = 2) -> int:
     return 2 * dit.dim * dit.num_layers * element_bytes
 
 
+def kv_frame_bytes(
+    dit: DiTShape, tokens_per_frame: int, element_bytes: int, *, quantized: bool = False
+) -> int:
+    """Return the bytes of a latent frame's K/V on its page.
+
+    In 8 bits each head has a float32 scale for K and one for V in every layer.
+    """
+    if not quantized:
+        return tokens_per_frame * kv_bytes_per_token(dit, element_bytes)
+    return tokens_per_frame * kv_bytes_per_token(dit, 1) + 8 * dit.num_heads * dit.num_layers
+
+
+def gathered_bytes(
+    dit: DiTShape, tokens_per_frame: int, element_bytes: int, *, quantized: bool = False
+) -> int:
+    """Return the bytes where a latent frame's K/V of one layer are brought together.
+
+    K and V in 8 bits come there in turn before they are converted.
+    """
+    return tokens_per_frame * dit.dim * (2 * element_bytes + (1 if quantized else 0))
+
+
 def cross_kv_bytes(dit: DiTShape, element_bytes: int = 2) -> int:
     """Return the bytes of a prompt's cross-attention K/V."""
     return dit.text_len * kv_bytes_per_token(dit, element_bytes)

@@ -56,7 +56,9 @@ class Load:
     def kv_frame_bytes(self) -> int:
         """Return the K/V bytes of a latent frame."""
         model = self.model
-        return self.tokens_per_frame * account.kv_bytes_per_token(model.dit, model.element_bytes)
+        return account.kv_frame_bytes(
+            model.dit, self.tokens_per_frame, model.element_bytes, quantized=model.quantized_kv
+        )
 
     @property
     def chunk_pixel_frames(self) -> int:
@@ -244,7 +246,9 @@ def _pass_stages(load: Load, rows: int, forwards: int) -> list[Stage]:
     size = model.element_bytes
     speed_up = quantized_speed_up(load.quantize, load.card) if load.quantize != "none" else 1.0
     weights = weight_bytes(account.token_parameters(model.dit), load.quantize, size)
-    kv = (model.window_frames + model.chunk_frames) * load.kv_frame_bytes
+    # Kernels read K/V as they are computed: 8-bit ones are converted before.
+    frame = account.kv_frame_bytes(model.dit, load.tokens_per_frame, size)
+    kv = (model.window_frames + model.chunk_frames) * frame
     cross = account.cross_kv_bytes(model.dit, size)
     work = (
         ("linear", flops.linear, speed_up, forwards * weights),

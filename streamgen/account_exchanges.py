@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from streamgen import account, account_causal
+from streamgen import account, account_causal, account_memory
 from streamgen.account_cards import COMPILED, Card
 from streamgen.account_causal import Load
 from streamgen.account_options import (
@@ -159,6 +159,8 @@ def _lossy_causal(load: Load, now_s: float) -> list[Exchange]:
     exchanges = []
     if load.quantize == "none" and load.card.measured is None:
         exchanges += _quantisers(load.card, stages["linear"] / now_s)
+    if load.card.measured is None and not load.model.quantized_kv:
+        exchanges.append(_eight_bit_kv(load))
     vae = load.model.vae
     if not hasattr(vae, "decoder_widths"):
         tiny = replace(load, model=replace(load.model, vae=TinyVAE()))
@@ -172,6 +174,13 @@ def _lossy_causal(load: Load, now_s: float) -> list[Exchange]:
         text = "and half the K/V; the model forgets sooner"
         exchanges.append(Exchange(ORDER[2], f"window {half}", gain, text))
     return exchanges
+
+
+def _eight_bit_kv(load: Load) -> Exchange:
+    small = replace(load, model=replace(load.model, quantized_kv=True))
+    now, then = (account_memory.sessions_by_memory(each) for each in (load, small))
+    text = f"memory for {then} sessions in place of {now}, and no time: converted as they are read"
+    return Exchange(ORDER[2], "FP8 K/V", 1.0, text)
 
 
 def _quantisers(card: Card, linear_share: float) -> list[Exchange]:

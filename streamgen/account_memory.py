@@ -32,7 +32,7 @@ class Memory:
     cross_kv: int
     decoder_state: int
     latents: int
-    gathered_kv: float  # where a row's window is brought together, for kernels that read no pages
+    gathered_kv: int  # where a row's window is brought together, for kernels that read no pages
     graphs: int  # the pool of captured passes
     runtime: int  # context, activations; what a calibrated process holds besides
 
@@ -59,6 +59,9 @@ def memory(load: Load, sessions: int) -> Memory:
     reserved = account.reserved_frames(held, model.chunk_frames)
     rows = max(2 * min(sessions, MAX_SESSIONS_A_PASS), refill)
     tokens = model.chunk_frames * load.tokens_per_frame
+    gathered = account.gathered_bytes(
+        model.dit, load.tokens_per_frame, size, quantized=model.quantized_kv
+    )
     graphs = graph_bytes(model.dit, rows, tokens, size) if load.graphs else 0
     eager = pass_bytes(model.dit, eager_rows(rows, graphs=load.graphs), tokens, size)
     return Memory(
@@ -70,7 +73,7 @@ def memory(load: Load, sessions: int) -> Memory:
         slots * account.cross_kv_bytes(model.dit, size),
         sessions * account_causal.decode_cost(load).state * model.vae_element_bytes,
         sessions * account.latent_bytes(model.dit.in_dim, *load.latent_size, held, 2),
-        held * load.kv_frame_bytes / model.dit.num_layers if measured is None else 0,
+        held * gathered if measured is None else 0,
         graphs if measured is None else 0,
         CONTEXT_BYTES + max(eager, decode_bytes(load))
         if measured is None

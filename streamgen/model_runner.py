@@ -65,6 +65,7 @@ class RunnerConfig:
     deterministic: bool = False
     poison_freed: bool = False
     attention_backend: str = "auto"
+    quantized_kv: bool = False  # pages in 8 bits
     # On CUDA: the most frames a row sees, and of those rotated for it. Other rows run eagerly.
     visible_frames: int = 0
     turned_frames: int = 0
@@ -95,8 +96,9 @@ class ModelRunner:
         tokens = shape.tokens_per_frame(height, width)
         # A page is a frame: sessions hold whole frames, and longer runs copy faster.
         geometry = KVGeometry(
-            shape.num_layers, shape.num_heads, shape.head_dim, tokens, tokens, dtype
-        )
+            shape.num_layers, shape.num_heads, shape.head_dim, tokens, tokens, dtype,
+            config.quantized_kv,
+        )  # fmt: skip
         self.pool = KVPool(
             geometry, config.num_frames, device=device, poison_freed=config.poison_freed
         )

@@ -56,7 +56,7 @@ def causal_load(card: Card, engine: EngineConfig, options: PlanConfig) -> Load:
                 f"{sizes[1]} in decodes, not as {engine.dtype}: calibrate with --dtype",
                 param="dtype",
             )
-        _check_measured(card, options)
+        _check_measured(card, engine, options)
     model = planned_model(engine, sizes)
     is_card = card.measured is None or card.measured.decode_shares_device
     if is_card and engine.model not in CAUSAL_MODELS and engine.text_device == "cpu":
@@ -76,11 +76,14 @@ def causal_load(card: Card, engine: EngineConfig, options: PlanConfig) -> Load:
     )
 
 
-def _check_measured(card: Card, options: PlanConfig) -> None:
+def _check_measured(card: Card, engine: EngineConfig, options: PlanConfig) -> None:
     """Raise ConfigError for an exchange whose effect here calibration did not measure."""
-    defaults = PlanConfig()
-    for name in ("quantize", "sparsity", "cards", "eta", "execution"):
-        if getattr(options, name) != getattr(defaults, name):
+    asked: list[tuple[object, object, str]] = [
+        (options, PlanConfig(), name)
+        for name in ("quantize", "sparsity", "cards", "eta", "execution")
+    ]
+    for given, defaults, name in [*asked, (engine, EngineConfig(), "kv_cache_dtype")]:
+        if getattr(given, name) != getattr(defaults, name):
             raise ConfigError(
                 f"{name} was not measured on {card.name}: leave it out, or name a card with --gpu",
                 param=name,
@@ -99,6 +102,7 @@ def _settings(load: Load) -> Document:
         "fused": load.fused,
         "cards": load.cards,
         "quantize": load.quantize,
+        "kv_cache_dtype": "fp8" if model.quantized_kv else "auto",
         "sparsity": load.sparsity,
     }
 

@@ -40,7 +40,7 @@ def causal_lines(document: Mapping[str, Any]) -> list[str]:
     beside = ", the decode beside the passes" if document["decode_is_beside"] else ""
     price = document["price_an_hour_of_video"]
     return [
-        head,
+        head + (", K/V in 8 bits" if settings["kv_cache_dtype"] == "fp8" else ""),
         _card_line(document["card"]),
         f"a pass: {scaled(work['total'], 'FLOP')}, attention {work['attention_share']:.0%}; "
         f"{work['intensity']:,.0f} FLOP a byte of weights",

@@ -40,14 +40,17 @@ DIT = DiTConfig(
 
 
 def new_runner(
-    dtype: torch.dtype = torch.bfloat16, backend: str = "auto", device: str = "cuda"
+    dtype: torch.dtype = torch.bfloat16,
+    backend: str = "auto",
+    device: str = "cuda",
+    quantized_kv: bool = False,
 ) -> ModelRunner:
     torch.manual_seed(0)
     model = CausalDiT(DIT).requires_grad_(False).eval()
     config = RunnerConfig(
         latent_shape=SHAPE, chunk_frames=CHUNK, num_frames=100, max_rows=8, text_slots=4,
         device=torch.device(device), attention_backend=backend,
-        visible_frames=9, turned_frames=WINDOW.sink_frames,
+        visible_frames=9, turned_frames=WINDOW.sink_frames, quantized_kv=quantized_kv,
     )  # fmt: skip
     prompts = (torch.randn(32, 64, generator=torch.Generator().manual_seed(1)),)
     return ModelRunner(model, GivenText(prompts), dtype, config)
@@ -125,6 +128,19 @@ def test_each_backend_reads_pages_of_the_sizes_that_are_served(
     if missing is not None:
         pytest.skip(missing)
     assert choose(backend, geometry, device).name == backend
+
+
+@pytest.mark.parametrize("backend", ["varlen", "flash_attn", "sdpa"])
+def test_8_bit_kv_replay_to_the_last_bit_and_are_those_of_the_cpu(backend: str) -> None:
+    missing = import_problem(MODULES[backend])
+    if missing is not None:
+        pytest.skip(missing)
+    runner, eager = (new_runner(backend=backend, quantized_kv=True) for _ in range(2))
+    runner.capture_graphs(cuda_graphs())
+    assert runner.graphs.sizes == GRAPH_ROWS
+    found = run(runner)
+    assert all(torch.equal(a, b) for a, b in zip(found, run(eager), strict=True))
+    assert off(found, run(new_runner(torch.float32, "sdpa", "cpu", quantized_kv=True))) < 0.3
 
 
 def test_compiled_blocks_give_what_eager_ones_give() -> None:
