@@ -151,8 +151,22 @@ def plain_sample(
     preset: Preset,
     window: WindowConfig,
 ) -> Tensor | None:
-    """Return what a model gives with K/V in its own format, or None where they are so anyhow."""
+    """Return what a model gives with K/V in its own format, or None where they are so anyhow.
+
+    It takes no more memory than the sample needs: where K/V are in 8 bits there is little.
+    """
     if not room_for_one.quantized_kv:
         return None
-    plain = dataclasses.replace(room_for_one, quantized_kv=False)
+    frames = SAMPLE_CHUNKS * room_for_one.chunk_frames
+    held = window.window_frames or window.max_frames or frames
+    if held >= frames:  # then none is evicted
+        window = WindowConfig(frames)
+    plain = dataclasses.replace(
+        room_for_one,
+        quantized_kv=False,
+        num_frames=window.reserved_frames(room_for_one.chunk_frames, fused=False),
+        max_rows=1,
+        text_slots=1,
+        visible_frames=min(held, frames),
+    )
     return sample(ModelRunner(model.dit, model.text_encoder, dtype, plain), preset, window)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvcache import AttentionFacts
+from kvcache import AttentionFacts, WindowConfig
 from kvcache.attention import choice
-from streamgen import startup
+from streamgen import quantize, startup
 from streamgen.account_cards import CARDS
 from streamgen.account_causal import Load
 from streamgen.account_memory import memory
@@ -23,7 +23,8 @@ from streamgen.device_state import memory as held
 from streamgen.errors import ConfigError
 from streamgen.memory_check import running_need
 from streamgen.messages import Chunk, Rewind, SetPrompt, Update
-from streamgen.models.presets import POCKET, PRESETS
+from streamgen.model_runner import ModelRunner
+from streamgen.models.presets import POCKET, PRESETS, build
 from streamgen.plan_models import served_model
 from streamgen.quality import QualitySampler
 from streamgen.startup import resolve, runner_config, start_engine
@@ -124,6 +125,20 @@ def test_quality_is_sampled_against_unquantised_kv() -> None:
         assert isinstance(sampler, QualitySampler)
         makers = [maker.engine.runner.pool.geometry for maker in (sampler.reference, sampler.again)]
         assert [geometry.is_quantized for geometry in makers] == [False, True]
+
+
+@pytest.mark.parametrize("window", [WindowConfig(9), WindowConfig(4, 1), WindowConfig(None, 0, 30)])
+def test_the_figures_sample_is_that_of_a_whole_runner(window: WindowConfig) -> None:
+    config = resolve(tiny_config(window=4, sink=1, kv_cache_dtype="fp8"), TINY)
+    one = runner_config(config, TINY, CPU, num_sessions=1)
+    model = build(TINY, dummy=True)
+    found = quantize.plain_sample(model, torch.float32, one, TINY, window)
+    whole = dataclasses.replace(one, quantized_kv=False, num_frames=40)
+    runner = ModelRunner(model.dit, model.text_encoder, torch.float32, whole)
+    assert found is not None
+    assert torch.equal(found, quantize.sample(runner, TINY, window))
+    plain = dataclasses.replace(one, quantized_kv=False)
+    assert quantize.plain_sample(model, torch.float32, plain, TINY, window) is None
 
 
 # Bytes.
