@@ -79,14 +79,19 @@ def parameters(dit: DiTShape | FluxDiT) -> int:
     if isinstance(dit, FluxDiT):
         return _flux_parameters(dit)
     values = dit.patch_size[1] * dit.patch_size[2]
-    attention = 4 * (d * d + d) + 2 * d  # with the norms of q and k
-    mlp = 2 * d * dit.ffn_dim + dit.ffn_dim + d
-    block = 2 * attention + 2 * d + mlp + 6 * d
     text = dit.text_dim * d + d + d * d + d
     time = dit.freq_dim * d + d + d * d + d + 6 * (d * d + d)
     patch = dit.in_dim * values * d + d
     head = dit.out_dim * values * (d + 1) + 2 * d
-    return dit.num_layers * block + text + time + patch + head
+    return dit.num_layers * block_parameters(dit) + text + time + patch + head
+
+
+def block_parameters(dit: DiTShape) -> int:
+    """Return all parameters of one block."""
+    d = dit.dim
+    attention = 4 * (d * d + d) + 2 * d  # with the norms of q and k
+    mlp = 2 * d * dit.ffn_dim + dit.ffn_dim + d
+    return 2 * attention + 2 * d + mlp + 6 * d
 
 
 def layer_parameters(dit: DiTShape | FluxDiT) -> float:

@@ -81,6 +81,8 @@ def causal_exchanges(load: Load) -> list[Exchange]:
                 "the commit rides with the next chunk's first pass",
             )
         )  # fmt: skip
+    if load.card.link is not None and load.quantize == "none" and not load.offloaded:
+        exchanges.append(_offload(load))
     exchanges += _lossy_causal(load, now_s)
     exchanges += _refused(is_few_step=True)
     if load.card.measured is None:
@@ -174,6 +176,21 @@ def _lossy_causal(load: Load, now_s: float) -> list[Exchange]:
         text = "and half the K/V; the model forgets sooner"
         exchanges.append(Exchange(ORDER[2], f"window {half}", gain, text))
     return exchanges
+
+
+def _offload(load: Load) -> Exchange:
+    away = replace(load, offloaded=True, graphs=False)
+    name, gain = (
+        "layers in main memory",
+        account_causal.chunk_s(load) / account_causal.chunk_s(away),
+    )
+    take_s, pass_s = account_causal.transfer_s(load), account_causal.pass_s(load, 1)
+    took = f"bringing them takes {1000 * take_s:.0f} ms, a pass {1000 * pass_s:.0f} ms"
+    if gain < 1:
+        return Exchange(ORDER[1], name, None, "", took)
+    now, then = (account_memory.sessions_by_memory(each) for each in (load, away))
+    text = f"free: {took}; memory for {then} sessions in place of {now}, without CUDA graphs"
+    return Exchange(ORDER[1], name, gain, text)
 
 
 def _eight_bit_kv(load: Load) -> Exchange:

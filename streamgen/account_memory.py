@@ -15,6 +15,7 @@ from streamgen.account_shapes import DiTShape
 from streamgen.account_vae import vae_parameters
 
 SPARE_TEXT_SLOTS: Final = 8  # as the engine has beside those that sessions may need
+RESIDENT_BLOCKS: Final = 2  # of those that are offloaded: the one at work and the next
 GRAPH_ROWS: Final = (1, 2, 3, 4, 6, 8)  # of the passes that the engine captures on a card
 CONTEXT_BYTES: Final = GIB  # of a CUDA context with its libraries
 USABLE_MEMORY: Final = 0.92  # the rest is lost to the allocator's pieces
@@ -66,7 +67,7 @@ def memory(load: Load, sessions: int) -> Memory:
     eager = pass_bytes(model.dit, eager_rows(rows, graphs=load.graphs), tokens, size)
     return Memory(
         sessions,
-        weight_bytes(account.parameters(model.dit), load.quantize, size),
+        weight_bytes(resident_parameters(model.dit, load.offloaded), load.quantize, size),
         model.text_parameters * model.text_element_bytes,
         vae_parameters(model.vae) * model.vae_element_bytes,
         sessions * reserved * load.kv_frame_bytes,
@@ -79,6 +80,12 @@ def memory(load: Load, sessions: int) -> Memory:
         if measured is None
         else measured.runtime_bytes,
     )
+
+
+def resident_parameters(dit: DiTShape, offloaded: bool) -> int:
+    """Return the parameters that are on the device."""
+    away = max(0, dit.num_layers - RESIDENT_BLOCKS) if offloaded else 0
+    return account.parameters(dit) - away * account.block_parameters(dit)
 
 
 def pass_bytes(dit: DiTShape, rows: int, tokens: int, element_bytes: int) -> int:

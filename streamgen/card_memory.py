@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from streamgen import account
-from streamgen.account_memory import CONTEXT_BYTES, eager_rows, graph_bytes, pass_bytes
+from streamgen.account_memory import (
+    CONTEXT_BYTES,
+    eager_rows,
+    graph_bytes,
+    pass_bytes,
+    resident_parameters,
+)
 from streamgen.account_vae import decoder_cost, vae_parameters
 from streamgen.model_runner import RunnerConfig
 from streamgen.models.presets import Preset
@@ -21,7 +27,7 @@ def memory_parts(
     a_row = sizes.chunk_frames * tokens
     state = decoder_cost(preset.vae, sizes.chunk_frames, height, width).state
     return {
-        "weights": account.parameters(dit) * element_bytes,
+        "weights": resident_parameters(dit, sizes.offload_layers) * element_bytes,
         "VAE": vae_parameters(preset.vae) * element_bytes,
         "K/V": (sizes.num_frames + 1) * frame,
         "gathered K/V": sizes.visible_frames * gathered,

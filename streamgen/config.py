@@ -140,6 +140,9 @@ class EngineConfig:
         choice("auto", "fp8"),
         "fp8: K/V in 8 bits, half of bf16, converted as they are read",
     )
+    offload_layers: bool = option(
+        False, switch, "blocks' weights stay in main memory and come as their turn does (CUDA)"
+    )
     max_sessions: int = option(8, whole(1), "sessions that hold cache pages at the same time")
     max_queue: int = option(16, whole(0), "sessions that may wait for a place")
     max_utilisation: float | None = option(

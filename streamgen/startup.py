@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from kvcache import BackendError, KVGeometry, WindowConfig, choose
-from streamgen import quantize
+from streamgen import offload, quantize
 from streamgen.card_memory import memory_parts
 from streamgen.config import EngineConfig
 from streamgen.cuda_graph import compile_blocks, cuda_graphs
@@ -178,6 +178,8 @@ def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> N
     if config.compile and device.type != "cuda":
         raise ConfigError(f"compile is for CUDA, and the device is {device}", param="compile")
     dtype = fixed_dtype(config, device) or torch.float32
+    if config.offload_layers and (why := offload.refusal(config, device)):
+        raise ConfigError(f"offload_layers: {why}", param="offload_layers")
     if config.quantization != "none" and (why := quantize.refusal(device, dtype)):
         raise ConfigError(f"quantization {config.quantization}: {why}", param="quantization")
     tokens = dit.tokens_per_frame(*sizes.latent_shape[1:])
@@ -232,6 +234,7 @@ def runner_config(
         poison_freed=config.poison_freed_pages,
         attention_backend=config.attention_backend,
         quantized_kv=config.kv_cache_dtype == "fp8",
+        offload_layers=config.offload_layers,
         visible_frames=held,
         turned_frames=window.sink_frames if window.rotary == "relative" else 0,
     )
