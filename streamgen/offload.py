@@ -109,8 +109,9 @@ class OffloadedBlocks(nn.Module):
     @torch.no_grad()
     def _bring(self, block: int, slot: int) -> None:
         if self._held[slot] != block:
-            self._held[slot] = block
+            self._held[slot] = None  # should it fail
             self._lane.bring(slot, self._room[slot], self._pieces[block])
+            self._held[slot] = block
 
 
 def offload(dit: CausalDiT, device: torch.device, dtype: torch.dtype) -> None:
