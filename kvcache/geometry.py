@@ -1,18 +1,22 @@
 """How many bytes a cached frame takes, known from configuration before any forward."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from kvcache.errors import GeometryError
+
+SCALE_BYTES: Final = 4  # float32
 
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
     """Describe the K/V of one model at one resolution.
 
-    `tokens_per_frame` counts the tokens of a latent frame; `page_tokens` must divide it.
-    Raises GeometryError when it does not, or when a size is not positive.
+    `tokens_per_frame` counts the tokens of a latent frame; `page_tokens` must divide it. `dtype` is
+    what the model computes in; pages are kept in it, or in 8 bits where `is_quantized`, with a
+    scale for each head of a page. Raises GeometryError when a size does not fit or is not positive.
     """
 
     num_layers: int
@@ -21,6 +25,7 @@ class KVGeometry:
     tokens_per_frame: int
     page_tokens: int
     dtype: torch.dtype
+    is_quantized: bool = False
 
     def __post_init__(self) -> None:
         sizes = {
@@ -46,15 +51,21 @@ class KVGeometry:
     @property
     def bytes_per_token(self) -> int:
         """K and V of one token in all layers: 2 * d * L * itemsize, with d = heads * head_dim."""
-        return 2 * self.num_heads * self.head_dim * self.num_layers * self.dtype.itemsize
+        return 2 * self.num_heads * self.head_dim * self.num_layers * self.page_dtype.itemsize
+
+    @property
+    def page_dtype(self) -> torch.dtype:
+        """Return what pages are kept in."""
+        return torch.float8_e4m3fn if self.is_quantized else self.dtype
 
     @property
     def page_bytes(self) -> int:
-        return self.page_tokens * self.bytes_per_token
+        scales = 2 * self.num_heads * self.num_layers * SCALE_BYTES if self.is_quantized else 0
+        return self.page_tokens * self.bytes_per_token + scales
 
     @property
     def frame_bytes(self) -> int:
-        return self.tokens_per_frame * self.bytes_per_token
+        return self.pages_per_frame * self.page_bytes
 
     def bytes_for(self, frames: int) -> int:
         """Return the bytes of `frames` latent frames."""

@@ -7,13 +7,15 @@ import torch
 from kvcache.allocator import PageAllocator
 from kvcache.errors import GeometryError, PoolExhausted
 from kvcache.geometry import KVGeometry
+from kvcache.pages import EightBitPages, Pages
 
 
 class KVPool:
     """Hold the pages of all sessions.
 
-    `k[layer]` and `v[layer]` are [num_pages + 1, page_tokens, heads, head_dim] at addresses that
-    never change. The last page, `scratch_page`, takes the writes of padded tokens; nobody reads it.
+    `k_pages[layer]` and `v_pages[layer]` keep them; `k[layer]` and `v[layer]` are their tensors,
+    [num_pages + 1, page_tokens, heads, head_dim], at addresses that never change. The last page,
+    `scratch_page`, takes the writes of padded tokens; nobody reads it.
 
     Whoever wants pages reserves them first and never holds more references than it reserved. Pages
     in use are then never more than pages reserved, so an allocation inside a reservation cannot
@@ -39,16 +41,14 @@ class KVPool:
         self.allocator = PageAllocator(num_pages)
         self.scratch_page = num_pages
         self.num_reserved = 0
-        shape = (num_pages + 1, geometry.page_tokens, geometry.num_heads, geometry.head_dim)
+        kind = EightBitPages if geometry.is_quantized else Pages
         # Ordinary tensors even when built under inference mode: both kinds of caller write to them.
         with torch.inference_mode(False):
-            self.k, self.v = (
-                [
-                    torch.zeros(shape, dtype=geometry.dtype, device=self.device)
-                    for _ in range(geometry.num_layers)
-                ]
+            self.k_pages, self.v_pages = (
+                [kind(geometry, num_pages + 1, self.device) for _ in range(geometry.num_layers)]
                 for _ in range(2)
             )
+        self.k, self.v = ([p.values for p in side] for side in (self.k_pages, self.v_pages))
         self.forget(range(num_pages))
 
     @classmethod
@@ -109,6 +109,5 @@ class KVPool:
         """Declare the contents of pages dead; they become NaN when poisoning is on."""
         if self.poison_freed:
             for page in pages:
-                for layer in range(self.geometry.num_layers):
-                    self.k[layer][page].fill_(torch.nan)
-                    self.v[layer][page].fill_(torch.nan)
+                for kept in (*self.k_pages, *self.v_pages):
+                    kept.poison(page)

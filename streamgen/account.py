@@ -79,14 +79,19 @@ def parameters(dit: DiTShape | FluxDiT) -> int:
     if isinstance(dit, FluxDiT):
         return _flux_parameters(dit)
     values = dit.patch_size[1] * dit.patch_size[2]
-    attention = 4 * (d * d + d) + 2 * d  # with the norms of q and k
-    mlp = 2 * d * dit.ffn_dim + dit.ffn_dim + d
-    block = 2 * attention + 2 * d + mlp + 6 * d
     text = dit.text_dim * d + d + d * d + d
     time = dit.freq_dim * d + d + d * d + d + 6 * (d * d + d)
     patch = dit.in_dim * values * d + d
     head = dit.out_dim * values * (d + 1) + 2 * d
-    return dit.num_layers * block + text + time + patch + head
+    return dit.num_layers * block_parameters(dit) + text + time + patch + head
+
+
+def block_parameters(dit: DiTShape) -> int:
+    """Return all parameters of one block."""
+    d = dit.dim
+    attention = 4 * (d * d + d) + 2 * d  # with the norms of q and k
+    mlp = 2 * d * dit.ffn_dim + dit.ffn_dim + d
+    return 2 * attention + 2 * d + mlp + 6 * d
 
 
 def layer_parameters(dit: DiTShape | FluxDiT) -> float:
@@ -157,6 +162,28 @@ def score_bytes(num_heads: int, tokens: int, element_bytes: int = 2) -> int:
 def kv_bytes_per_token(dit: DiTShape, element_bytes: int = 2) -> int:
     """Return the bytes of K and V of one token in all layers."""
     return 2 * dit.dim * dit.num_layers * element_bytes
+
+
+def kv_frame_bytes(
+    dit: DiTShape, tokens_per_frame: int, element_bytes: int, *, quantized: bool = False
+) -> int:
+    """Return the bytes of a latent frame's K/V on its page.
+
+    In 8 bits each head has a float32 scale for K and one for V in every layer.
+    """
+    if not quantized:
+        return tokens_per_frame * kv_bytes_per_token(dit, element_bytes)
+    return tokens_per_frame * kv_bytes_per_token(dit, 1) + 8 * dit.num_heads * dit.num_layers
+
+
+def gathered_bytes(
+    dit: DiTShape, tokens_per_frame: int, element_bytes: int, *, quantized: bool = False
+) -> int:
+    """Return the bytes where a latent frame's K/V of one layer are brought together.
+
+    K and V in 8 bits come there in turn before they are converted.
+    """
+    return tokens_per_frame * dit.dim * (2 * element_bytes + (1 if quantized else 0))
 
 
 def cross_kv_bytes(dit: DiTShape, element_bytes: int = 2) -> int:

@@ -16,6 +16,7 @@ TYPICAL: Final = 0.45
 # Convolutions of decoders: many channels-poor layers, norms between them. See docs/account.md.
 VAE_ETA: Final = 0.09
 MEMORY_ETA: Final = 0.80  # of the bandwidth's peak that long reads get
+LINK_ETA: Final = 0.825  # of the link's peak that long copies get: 26 of 31.5 GB/s, PCIe 4 x16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Card:
     fp8_flops: float | None = None
     int4_flops: float | None = None
     measured: Measured | None = None
+    link: float | None = None  # bytes a second from main memory, the peak of one direction
 
     @property
     def knee(self) -> float:
@@ -80,11 +82,14 @@ class Measured:
 # H100 SXM: NVIDIA H100 datasheet; price as in the specification.
 # H200 SXM: NVIDIA H200 datasheet (the H100's chip, other memory); price: on-demand clouds, 2025.
 # B200: NVIDIA DGX B200 datasheet, divided by its eight; price: on-demand clouds, 2025.
+# Links: PCIe x16 at 16 (4) or 32 GT/s (5) a lane, 128b/130b coded. 4090: 4, the same whitepaper;
+# H100, H200: 5, the same datasheets (128 GB/s in both directions); B200: 5, as the DGX's CPUs have.
+PCIE_4, PCIE_5 = (16 * rate * 1e9 * 128 / 130 / 8 for rate in (16, 32))
 CARDS: Final = {
-    "4090": Card("4090", 165.2e12, 1.008e12, 24 * GIB, 0.40, 330.3e12, 1321.2e12),
-    "h100": Card("h100", 989e12, 3.35e12, 80 * 10**9, 2.50, 1979e12),
-    "h200": Card("h200", 989e12, 4.8e12, 141 * 10**9, 3.50, 1979e12),
-    "b200": Card("b200", 2250e12, 8.0e12, 180 * 10**9, 5.50, 4500e12),
+    "4090": Card("4090", 165.2e12, 1.008e12, 24 * GIB, 0.40, 330.3e12, 1321.2e12, link=PCIE_4),
+    "h100": Card("h100", 989e12, 3.35e12, 80 * 10**9, 2.50, 1979e12, link=PCIE_5),
+    "h200": Card("h200", 989e12, 4.8e12, 141 * 10**9, 3.50, 1979e12, link=PCIE_5),
+    "b200": Card("b200", 2250e12, 8.0e12, 180 * 10**9, 5.50, 4500e12, link=PCIE_5),
 }
 
 
@@ -96,6 +101,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "price": (0.001, 1e6),
     "fp8_flops": (1e6, 1e21),
     "int4_flops": (1e6, 1e21),
+    "link": (1e6, 1e18),
 }
 MEASURED_FLOPS: Final = (1.0, 1e21)
 MEASURED_S: Final = (1e-9, 1e6)
@@ -105,7 +111,7 @@ def card_from(facts: object, origin: str) -> Card:
     """Return the card that a file describes; ConfigError names the key that is wrong.
 
     Keys: name, peak_flops, bandwidth, memory_bytes, and if wanted price, fp8_flops, int4_flops,
-    and `measured` as calibration writes it.
+    link, and `measured` as calibration writes it.
     """
     if not isinstance(facts, Mapping):
         raise ConfigError(f"{origin} must be an object of facts about a card", param="gpu")

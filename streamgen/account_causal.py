@@ -12,7 +12,7 @@ from typing import Final
 
 from streamgen import account
 from streamgen.account import PassFlops, Stage
-from streamgen.account_cards import TYPICAL, VAE_ETA, Card
+from streamgen.account_cards import LINK_ETA, TYPICAL, VAE_ETA, Card
 from streamgen.account_options import FLUX_OVERHEAD, quantized_speed_up, weight_bytes
 from streamgen.account_shapes import CausalModel
 from streamgen.account_vae import DecoderCost, decoder_cost
@@ -40,6 +40,7 @@ class Load:
     fused: bool = True
     bound: float = 0.85  # of the device's time that sessions may need
     graphs: bool = True  # on a card, passes are captured
+    offloaded: bool = False  # blocks' weights come from main memory in each pass
 
     @property
     def latent_size(self) -> tuple[int, int]:
@@ -56,7 +57,9 @@ class Load:
     def kv_frame_bytes(self) -> int:
         """Return the K/V bytes of a latent frame."""
         model = self.model
-        return self.tokens_per_frame * account.kv_bytes_per_token(model.dit, model.element_bytes)
+        return account.kv_frame_bytes(
+            model.dit, self.tokens_per_frame, model.element_bytes, quantized=model.quantized_kv
+        )
 
     @property
     def chunk_pixel_frames(self) -> int:
@@ -89,7 +92,27 @@ def decode_cost(load: Load) -> DecoderCost:
 
 
 def pass_s(load: Load, rows: int) -> float:
-    """Return the seconds of a forward of so many rows, on one card or split over `cards`."""
+    """Return the seconds of a forward of so many rows, on one card or split over `cards`.
+
+    Weights that come from main memory do so while the block before them computes.
+    """
+    computed = _computed_s(load, rows)
+    return max(computed, transfer_s(load)) if load.offloaded else computed
+
+
+def transfer_bytes(load: Load) -> int:
+    """Return the bytes of all blocks, which a forward brings where they are offloaded."""
+    model = load.model
+    return model.dit.num_layers * account.block_parameters(model.dit) * model.element_bytes
+
+
+def transfer_s(load: Load) -> float:
+    """Return the seconds in which all blocks come over the card's link."""
+    assert load.card.link is not None, load.card.name
+    return transfer_bytes(load) / (load.card.link * LINK_ETA)
+
+
+def _computed_s(load: Load, rows: int) -> float:
     if load.card.measured is not None:
         return load.card.measured.pass_s(rows * row_flops(load).total)
     stages = _pass_stages(load, rows, 1)
@@ -114,12 +137,17 @@ def chunk_stages(load: Load) -> list[Stage]:
     rows = load.model.steps + 1
     forwards = load.model.steps if load.fused else rows
     stages = _pass_stages(load, rows, forwards)
-    total, modelled = passes_s(load), sum(stage.seconds for stage in stages)
+    at_hand = replace(load, offloaded=False)
+    total, modelled = passes_s(at_hand), sum(stage.seconds for stage in stages)
     taken = [total * stage.seconds / modelled for stage in stages]
     if load.card.measured is None:
         stages = [replace(stage, seconds=s) for stage, s in zip(stages, taken, strict=True)]
     else:
         stages = [_measured(stage, s) for stage, s in zip(stages, taken, strict=True)]
+    if load.offloaded:
+        waited_s = passes_s(load) - total
+        moved = forwards * transfer_bytes(load)
+        stages.append(Stage("waits for layers", 0, moved, waited_s, "link"))
     return [*stages, decode_stage(load)]
 
 
@@ -244,7 +272,9 @@ def _pass_stages(load: Load, rows: int, forwards: int) -> list[Stage]:
     size = model.element_bytes
     speed_up = quantized_speed_up(load.quantize, load.card) if load.quantize != "none" else 1.0
     weights = weight_bytes(account.token_parameters(model.dit), load.quantize, size)
-    kv = (model.window_frames + model.chunk_frames) * load.kv_frame_bytes
+    # Kernels read K/V as they are computed: 8-bit ones are converted before.
+    frame = account.kv_frame_bytes(model.dit, load.tokens_per_frame, size)
+    kv = (model.window_frames + model.chunk_frames) * frame
     cross = account.cross_kv_bytes(model.dit, size)
     work = (
         ("linear", flops.linear, speed_up, forwards * weights),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from streamgen import account, account_causal
+from streamgen import account, account_causal, account_memory
 from streamgen.account_cards import COMPILED, Card
 from streamgen.account_causal import Load
 from streamgen.account_options import (
@@ -81,6 +81,8 @@ def causal_exchanges(load: Load) -> list[Exchange]:
                 "the commit rides with the next chunk's first pass",
             )
         )  # fmt: skip
+    if load.card.link is not None and load.quantize == "none" and not load.offloaded:
+        exchanges.append(_offload(load))
     exchanges += _lossy_causal(load, now_s)
     exchanges += _refused(is_few_step=True)
     if load.card.measured is None:
@@ -159,6 +161,8 @@ def _lossy_causal(load: Load, now_s: float) -> list[Exchange]:
     exchanges = []
     if load.quantize == "none" and load.card.measured is None:
         exchanges += _quantisers(load.card, stages["linear"] / now_s)
+    if load.card.measured is None and not load.model.quantized_kv:
+        exchanges.append(_eight_bit_kv(load))
     vae = load.model.vae
     if not hasattr(vae, "decoder_widths"):
         tiny = replace(load, model=replace(load.model, vae=TinyVAE()))
@@ -172,6 +176,28 @@ def _lossy_causal(load: Load, now_s: float) -> list[Exchange]:
         text = "and half the K/V; the model forgets sooner"
         exchanges.append(Exchange(ORDER[2], f"window {half}", gain, text))
     return exchanges
+
+
+def _offload(load: Load) -> Exchange:
+    away = replace(load, offloaded=True, graphs=False)
+    name, gain = (
+        "layers in main memory",
+        account_causal.chunk_s(load) / account_causal.chunk_s(away),
+    )
+    take_s, pass_s = account_causal.transfer_s(load), account_causal.pass_s(load, 1)
+    took = f"bringing them takes {1000 * take_s:.0f} ms, a pass {1000 * pass_s:.0f} ms"
+    if gain < 1:
+        return Exchange(ORDER[1], name, None, "", took)
+    now, then = (account_memory.sessions_by_memory(each) for each in (load, away))
+    text = f"free: {took}; memory for {then} sessions in place of {now}, without CUDA graphs"
+    return Exchange(ORDER[1], name, gain, text)
+
+
+def _eight_bit_kv(load: Load) -> Exchange:
+    small = replace(load, model=replace(load.model, quantized_kv=True))
+    now, then = (account_memory.sessions_by_memory(each) for each in (load, small))
+    text = f"memory for {then} sessions in place of {now}, and no time: converted as they are read"
+    return Exchange(ORDER[2], "FP8 K/V", 1.0, text)
 
 
 def _quantisers(card: Card, linear_share: float) -> list[Exchange]:

@@ -15,6 +15,7 @@ from streamgen.account_shapes import DiTShape
 from streamgen.account_vae import vae_parameters
 
 SPARE_TEXT_SLOTS: Final = 8  # as the engine has beside those that sessions may need
+RESIDENT_BLOCKS: Final = 2  # of those that are offloaded: the one at work and the next
 GRAPH_ROWS: Final = (1, 2, 3, 4, 6, 8)  # of the passes that the engine captures on a card
 CONTEXT_BYTES: Final = GIB  # of a CUDA context with its libraries
 USABLE_MEMORY: Final = 0.92  # the rest is lost to the allocator's pieces
@@ -32,7 +33,7 @@ class Memory:
     cross_kv: int
     decoder_state: int
     latents: int
-    gathered_kv: float  # where a row's window is brought together, for kernels that read no pages
+    gathered_kv: int  # where a row's window is brought together, for kernels that read no pages
     graphs: int  # the pool of captured passes
     runtime: int  # context, activations; what a calibrated process holds besides
 
@@ -59,23 +60,32 @@ def memory(load: Load, sessions: int) -> Memory:
     reserved = account.reserved_frames(held, model.chunk_frames)
     rows = max(2 * min(sessions, MAX_SESSIONS_A_PASS), refill)
     tokens = model.chunk_frames * load.tokens_per_frame
+    gathered = account.gathered_bytes(
+        model.dit, load.tokens_per_frame, size, quantized=model.quantized_kv
+    )
     graphs = graph_bytes(model.dit, rows, tokens, size) if load.graphs else 0
     eager = pass_bytes(model.dit, eager_rows(rows, graphs=load.graphs), tokens, size)
     return Memory(
         sessions,
-        weight_bytes(account.parameters(model.dit), load.quantize, size),
+        weight_bytes(resident_parameters(model.dit, load.offloaded), load.quantize, size),
         model.text_parameters * model.text_element_bytes,
         vae_parameters(model.vae) * model.vae_element_bytes,
         sessions * reserved * load.kv_frame_bytes,
         slots * account.cross_kv_bytes(model.dit, size),
         sessions * account_causal.decode_cost(load).state * model.vae_element_bytes,
         sessions * account.latent_bytes(model.dit.in_dim, *load.latent_size, held, 2),
-        held * load.kv_frame_bytes / model.dit.num_layers if measured is None else 0,
+        held * gathered if measured is None else 0,
         graphs if measured is None else 0,
         CONTEXT_BYTES + max(eager, decode_bytes(load))
         if measured is None
         else measured.runtime_bytes,
     )
+
+
+def resident_parameters(dit: DiTShape, offloaded: bool) -> int:
+    """Return the parameters that are on the device."""
+    away = max(0, dit.num_layers - RESIDENT_BLOCKS) if offloaded else 0
+    return account.parameters(dit) - away * account.block_parameters(dit)
 
 
 def pass_bytes(dit: DiTShape, rows: int, tokens: int, element_bytes: int) -> int:

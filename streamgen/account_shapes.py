@@ -210,9 +210,10 @@ class CausalModel:
     chunk_frames: int  # latent frames
     window_frames: int
     sink_frames: int = 0
-    element_bytes: int = 2  # of weights, activations and K/V
+    element_bytes: int = 2  # of weights, activations and, unless they are quantised, K/V
     text_element_bytes: int = 2
     vae_element_bytes: int = 2
+    quantized_kv: bool = False  # pages of K/V in 8 bits
 
 
 FEW_STEPS: Final = 8  # no published many-step sampler has so few

@@ -26,7 +26,7 @@ SERVER_ONLY: Final = frozenset(
 LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}
 # A plan opens no session: these are about how an engine runs, or for tests.
 NOT_PLANNED: Final = SERVER_ONLY - {"max_session_seconds"} | {
-    "attention_backend", "compile", "quantization", "kv_cache_dtype",
+    "attention_backend", "compile", "quantization",
     "deterministic", "load_format", "poison_freed_pages", "faults",
     "weights", "revision", "container", "lora", "decoder",
 }  # fmt: skip

@@ -136,7 +136,12 @@ class EngineConfig:
         "none", choice("none", "fp8"), "fp8: the blocks' matrix products in 8 bits (CUDA, Ada on)"
     )
     kv_cache_dtype: str = option(
-        "auto", choice("auto", "fp8"), "number format of K/V; fp8 is not supported yet"
+        "auto",
+        choice("auto", "fp8"),
+        "fp8: K/V in 8 bits, half of bf16, converted as they are read",
+    )
+    offload_layers: bool = option(
+        False, switch, "blocks' weights stay in main memory and come as their turn does (CUDA)"
     )
     max_sessions: int = option(8, whole(1), "sessions that hold cache pages at the same time")
     max_queue: int = option(16, whole(0), "sessions that may wait for a place")

@@ -123,8 +123,8 @@ def loading_need(config: EngineConfig, preset: Preset) -> Need:
 
 
 def has_graphs(config: EngineConfig, device: torch.device) -> bool:
-    """Return whether passes are captured there."""
-    return device.type == "cuda" and not config.enforce_eager
+    """Return whether passes are captured there: not where weights come from main memory."""
+    return device.type == "cuda" and not (config.enforce_eager or config.offload_layers)
 
 
 def _account(config: EngineConfig, preset: Preset, sessions: int, graphs: bool) -> Memory:
@@ -133,7 +133,8 @@ def _account(config: EngineConfig, preset: Preset, sessions: int, graphs: bool) 
         served_model(preset, config), element_bytes=size, vae_element_bytes=size
     )
     # Of the card only shapes are asked here, never a peak.
-    return account_memory.memory(Load(model, CARDS["h100"], graphs=graphs), sessions)
+    load = Load(model, CARDS["h100"], graphs=graphs, offloaded=config.offload_layers)
+    return account_memory.memory(load, sessions)
 
 
 def _sessions_that_fit(
@@ -152,6 +153,8 @@ def _refusal(
     smaller = "a smaller --window or a smaller --size need less"
     if config.decoder != "tiny":
         smaller = f"--decoder tiny, {smaller}"
+    if device.type == "cuda" and not config.offload_layers:
+        smaller = f"--offload-layers, {smaller}"
     hint = f"--max-sessions {sessions} fits" if sessions else smaller
     return (
         f"{preset.name} needs {need.total / GB:.1f} GB on {device} ({need}); {free / GB:.1f} GB are"

@@ -34,12 +34,14 @@ from kvcache import (
 from streamgen.account_memory import GRAPH_ROWS
 from streamgen.cuda_graph import Graph, GraphRunner
 from streamgen.embeds import EmbedCache, blended, mixed
+from streamgen.errors import Unsupported
 from streamgen.faults import NO_FAULTS, Faults
 from streamgen.measures import Meter
 from streamgen.models.causal_dit import CausalDiT
 from streamgen.models.lora import LoraMerger, LoraSource
 from streamgen.models.presets import TextEncoder
 from streamgen.models.rope import frame_table, frame_turn, turn_pages
+from streamgen.offload import OffloadedBlocks, offload
 from streamgen.pass_inputs import InputBuffers, PassInputs
 from streamgen.step_batch import Row, StepBatch
 from streamgen.text import Text, TextBlend, TextMix
@@ -65,6 +67,8 @@ class RunnerConfig:
     deterministic: bool = False
     poison_freed: bool = False
     attention_backend: str = "auto"
+    quantized_kv: bool = False  # pages in 8 bits
+    offload_layers: bool = False  # blocks' weights stay in main memory
     # On CUDA: the most frames a row sees, and of those rotated for it. Other rows run eagerly.
     visible_frames: int = 0
     turned_frames: int = 0
@@ -83,6 +87,8 @@ class ModelRunner:
     ) -> None:
         self.config = config
         self.dtype = dtype
+        if config.offload_layers:
+            offload(dit, config.device, dtype)
         self.dit = dit.to(config.device, dtype)
         self.dit.deterministic = config.deterministic
         self.text_encoder = text_encoder
@@ -95,8 +101,9 @@ class ModelRunner:
         tokens = shape.tokens_per_frame(height, width)
         # A page is a frame: sessions hold whole frames, and longer runs copy faster.
         geometry = KVGeometry(
-            shape.num_layers, shape.num_heads, shape.head_dim, tokens, tokens, dtype
-        )
+            shape.num_layers, shape.num_heads, shape.head_dim, tokens, tokens, dtype,
+            config.quantized_kv,
+        )  # fmt: skip
         self.pool = KVPool(
             geometry, config.num_frames, device=device, poison_freed=config.poison_freed
         )
@@ -174,8 +181,13 @@ class ModelRunner:
 
         They are written in place, so that captured passes go by them from their next replay on,
         and K/V of texts are made again. Raises CheckpointError, or OwnershipError while a chunk is
-        under way; then all is as it was.
+        under way; then all is as it was. Raises Unsupported where layers are offloaded.
         """
+        if isinstance(self.dit.blocks, OffloadedBlocks):
+            raise Unsupported(
+                "layers are in main memory (offload_layers): give LoRAs when the engine starts",
+                param="lora",
+            )
         self.text.require_unread()
         if self._loras is None:
             self._loras = LoraMerger(self.dit)

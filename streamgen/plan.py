@@ -21,7 +21,7 @@ STANDARD_OUTPUT: Final = Path("-")
 # Options of sessions, which a request that is made once and at once has not.
 CAUSAL_ONLY: Final = (
     "model", "fps", "window", "sink", "dtype", "max_session_seconds", "max_utilisation", "fused",
-    "text_device",
+    "text_device", "kv_cache_dtype", "offload_layers",
 )  # fmt: skip
 
 

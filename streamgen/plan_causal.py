@@ -37,6 +37,7 @@ def plan_causal(card: Card, engine: EngineConfig, options: PlanConfig) -> Docume
         "sessions_by_time": by_time,
         "sessions_by_memory": by_memory,
         "price_an_hour_of_video": account_causal.price_an_hour(load),
+        "offload": _offload(load) if load.offloaded else None,
         "options": causal_options(load),
         **advice(causal_exchanges(load)),
     }
@@ -56,7 +57,9 @@ def causal_load(card: Card, engine: EngineConfig, options: PlanConfig) -> Load:
                 f"{sizes[1]} in decodes, not as {engine.dtype}: calibrate with --dtype",
                 param="dtype",
             )
-        _check_measured(card, options)
+        _check_measured(card, engine, options)
+    if engine.offload_layers:
+        _check_offload(card, options)
     model = planned_model(engine, sizes)
     is_card = card.measured is None or card.measured.decode_shares_device
     if is_card and engine.model not in CAUSAL_MODELS and engine.text_device == "cpu":
@@ -72,15 +75,31 @@ def causal_load(card: Card, engine: EngineConfig, options: PlanConfig) -> Load:
         options.cards,
         engine.fused,
         bound=engine.max_utilisation or 1.0,
-        graphs=not engine.enforce_eager,
+        graphs=not (engine.enforce_eager or engine.offload_layers),
+        offloaded=engine.offload_layers,
     )
 
 
-def _check_measured(card: Card, options: PlanConfig) -> None:
+def _check_offload(card: Card, options: PlanConfig) -> None:
+    """Raise ConfigError for what layers in main memory cannot be combined with."""
+    why = None
+    if card.link is None and card.measured is None:
+        why = f"nothing is known of the link of {card.name} to main memory; its file may say `link`"
+    if options.quantize != "none":
+        why = "all weights are quantised on the card at once; leave --quantize out"
+    if why is not None:
+        raise ConfigError(f"offload_layers: {why}", param="offload_layers")
+
+
+def _check_measured(card: Card, engine: EngineConfig, options: PlanConfig) -> None:
     """Raise ConfigError for an exchange whose effect here calibration did not measure."""
-    defaults = PlanConfig()
-    for name in ("quantize", "sparsity", "cards", "eta", "execution"):
-        if getattr(options, name) != getattr(defaults, name):
+    asked: list[tuple[object, object, str]] = [
+        (options, PlanConfig(), name)
+        for name in ("quantize", "sparsity", "cards", "eta", "execution")
+    ]
+    asked += [(engine, EngineConfig(), name) for name in ("kv_cache_dtype", "offload_layers")]
+    for given, defaults, name in asked:
+        if getattr(given, name) != getattr(defaults, name):
             raise ConfigError(
                 f"{name} was not measured on {card.name}: leave it out, or name a card with --gpu",
                 param=name,
@@ -99,6 +118,8 @@ def _settings(load: Load) -> Document:
         "fused": load.fused,
         "cards": load.cards,
         "quantize": load.quantize,
+        "kv_cache_dtype": "fp8" if model.quantized_kv else "auto",
+        "offload_layers": load.offloaded,
         "sparsity": load.sparsity,
     }
 
@@ -125,6 +146,19 @@ def _work(load: Load) -> Document:
         "fps": load.chunk_pixel_frames / chunk_s,
         "bound": max(gains, key=lambda name: gains[name]),
         "decode_is_beside": not load.shares_device,
+    }
+
+
+def _offload(load: Load) -> Document:
+    """Return what bringing the layers costs a pass of one session."""
+    transfer_s = account_causal.transfer_s(load)
+    computed_s = account_causal.pass_s(dataclasses.replace(load, offloaded=False), 1)
+    return {
+        "link": account_causal.transfer_bytes(load) / transfer_s,
+        "bytes_a_pass": account_causal.transfer_bytes(load),
+        "transfer_s": transfer_s,
+        "compute_s": computed_s,
+        "slowdown": max(1.0, transfer_s / computed_s),
     }
 
 

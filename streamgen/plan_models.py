@@ -67,6 +67,7 @@ def served_model(preset: Preset, config: EngineConfig) -> CausalModel:
         steps=config.steps,
         window_frames=held_frames(preset, config),
         sink_frames=config.sink,
+        quantized_kv=config.kv_cache_dtype == "fp8",
     )
 
 
@@ -96,8 +97,9 @@ def _with_options(model: CausalModel, config: EngineConfig) -> CausalModel:
     except ValueError as error:
         raise ConfigError(str(error), param="window") from error
     return dataclasses.replace(
-        model, size=size, fps=fps, steps=steps, window_frames=window, sink_frames=sink
-    )
+        model, size=size, fps=fps, steps=steps, window_frames=window, sink_frames=sink,
+        quantized_kv=config.kv_cache_dtype == "fp8",
+    )  # fmt: skip
 
 
 def _life_frames(config: EngineConfig, fps: int) -> int:

@@ -40,13 +40,14 @@ def causal_lines(document: Mapping[str, Any]) -> list[str]:
     beside = ", the decode beside the passes" if document["decode_is_beside"] else ""
     price = document["price_an_hour_of_video"]
     return [
-        head,
+        head + (", K/V in 8 bits" if settings["kv_cache_dtype"] == "fp8" else ""),
         _card_line(document["card"]),
         f"a pass: {scaled(work['total'], 'FLOP')}, attention {work['attention_share']:.0%}; "
         f"{work['intensity']:,.0f} FLOP a byte of weights",
         "",
         *_stage_table(document["stages"], "a chunk"),
         *_host_line(document["host_s"]),
+        *_offload_line(document["offload"]),
         f"a prompt, once: {scaled(document['text']['flops'], 'FLOP')}",
         "",
         f"a chunk every {duration(document['chunk_s'])}{beside}; it plays "
@@ -139,6 +140,18 @@ def _stage_table(stages: Sequence[Mapping[str, Any]], what: str) -> list[str]:
 
 def _host_line(host_s: float) -> list[str]:
     return [f"{'host':<36} {duration(host_s):>9}"] if host_s else []
+
+
+def _offload_line(layers: Mapping[str, float] | None) -> list[str]:
+    if layers is None:
+        return []
+    slowdown = layers["slowdown"]
+    cost = "free" if slowdown == 1 else f"{slowdown:.1f}x the time of a session alone"
+    return [
+        f"layers in main memory: {scaled(layers['bytes_a_pass'], 'B')} a pass at "
+        f"{scaled(layers['link'], 'B/s')} take {duration(layers['transfer_s'])}, and a pass of one "
+        f"session {duration(layers['compute_s'])}: {cost}"
+    ]
 
 
 def _memory_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:

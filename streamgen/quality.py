@@ -193,7 +193,9 @@ def add_sampler(
             engine,
             ModelRunner(
                 model.dit, model.text_encoder, torch.float32,
-                dataclasses.replace(room_for_one, max_rows=1, deterministic=True),
+                dataclasses.replace(
+                    room_for_one, max_rows=1, deterministic=True, quantized_kv=False
+                ),
             ),
             StreamingDecoder(
                 model.vae.to(real.config.device), real.config.device, torch.float32,

@@ -1,4 +1,4 @@
-"""Matrix products of the blocks in 8-bit floats (E4M3), and how far that moves what is generated.
+"""Matrix products of the blocks in 8-bit floats (E4M3), and how far 8 bits move what is generated.
 
 Weights have a scale for each output, activations one for each token, found as they come: the
 largest value of the row becomes the format's largest. Norms, modulation, attention, the embeddings
@@ -7,6 +7,7 @@ and the head stay as they are.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Final
 
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvcache import PageTable, WindowConfig
-from streamgen.model_runner import ModelRunner, Row, StepBatch
+from streamgen.model_runner import ModelRunner, Row, RunnerConfig, StepBatch
 from streamgen.models.causal_dit import CausalDiT
 from streamgen.models.fused import LinearGELU
-from streamgen.models.presets import Preset
+from streamgen.models.presets import Model, Preset
 from streamgen.sampler import chunk_noise
 from streamgen.step import COMMIT_TIMESTEP, ChunkSteps
 from streamgen.text import TextMix
@@ -141,3 +142,31 @@ def quantize(runner: ModelRunner, preset: Preset, window: WindowConfig) -> float
     quantize_blocks(runner.dit)
     runner.text.clear()
     return psnr_db(sample(runner, preset, window), before)
+
+
+def plain_sample(
+    model: Model,
+    dtype: torch.dtype,
+    room_for_one: RunnerConfig,
+    preset: Preset,
+    window: WindowConfig,
+) -> Tensor | None:
+    """Return what a model gives with K/V in its own format, or None where they are so anyhow.
+
+    It takes no more memory than the sample needs: where K/V are in 8 bits there is little.
+    """
+    if not room_for_one.quantized_kv:
+        return None
+    frames = SAMPLE_CHUNKS * room_for_one.chunk_frames
+    held = window.window_frames or window.max_frames or frames
+    if held >= frames:  # then none is evicted
+        window = WindowConfig(frames)
+    plain = dataclasses.replace(
+        room_for_one,
+        quantized_kv=False,
+        num_frames=window.reserved_frames(room_for_one.chunk_frames, fused=False),
+        max_rows=1,
+        text_slots=1,
+        visible_frames=min(held, frames),
+    )
+    return sample(ModelRunner(model.dit, model.text_encoder, dtype, plain), preset, window)

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from kvcache import BackendError, KVGeometry, WindowConfig, choose
-from streamgen import quantize
+from streamgen import offload, quantize
 from streamgen.card_memory import memory_parts
 from streamgen.config import EngineConfig
 from streamgen.cuda_graph import compile_blocks, cuda_graphs
@@ -21,7 +21,7 @@ from streamgen.device import DeviceFacts, find_device, idle_card, require_memory
 from streamgen.device_state import weight_bytes
 from streamgen.encoding import Encoding
 from streamgen.engine import StreamEngine
-from streamgen.errors import ConfigError, Unsupported
+from streamgen.errors import ConfigError
 from streamgen.faults import Faults
 from streamgen.limits import UNLIMITED, check_fps, check_size, check_steps
 from streamgen.lives import Output
@@ -141,7 +141,11 @@ def start_engine(
     one = runner_config(config, preset, device, num_sessions=1)
     dtypes = measured.dtypes if measured else choose_dtypes(config, model, one, window)
     report("warm-up", 0.7)
+    unquantized = quantize.plain_sample(model, dtypes[0], one, preset, window)
     runner = ModelRunner(model.dit, model.text_encoder, dtypes[0], sizes)
+    if unquantized is not None:
+        psnr = quantize.psnr_db(quantize.sample(runner, preset, window), unquantized)
+        logger.info("fp8 K/V: latents of two chunks have a PSNR of %.1f dB to %s", psnr, dtypes[0])
     model.vae.to(device, dtypes[1])
     faults = Faults.parse(config.faults)
     if config.quantization != "none":
@@ -178,17 +182,15 @@ def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> N
     device, dit = sizes.device, preset.dit
     if config.compile and device.type != "cuda":
         raise ConfigError(f"compile is for CUDA, and the device is {device}", param="compile")
-    if config.kv_cache_dtype != "auto":
-        raise Unsupported(
-            "kv_cache_dtype fp8: no attention backend of this version reads 8-bit K/V; leave it "
-            "at auto",
-            param="kv_cache_dtype",
-        )
     dtype = fixed_dtype(config, device) or torch.float32
+    if config.offload_layers and (why := offload.refusal(config, device)):
+        raise ConfigError(f"offload_layers: {why}", param="offload_layers")
     if config.quantization != "none" and (why := quantize.refusal(device, dtype)):
         raise ConfigError(f"quantization {config.quantization}: {why}", param="quantization")
     tokens = dit.tokens_per_frame(*sizes.latent_shape[1:])
-    geometry = KVGeometry(dit.num_layers, dit.num_heads, dit.head_dim, tokens, tokens, dtype)
+    geometry = KVGeometry(
+        dit.num_layers, dit.num_heads, dit.head_dim, tokens, tokens, dtype, sizes.quantized_kv
+    )
     try:
         choose(config.attention_backend, geometry, device)
     except BackendError as error:
@@ -196,7 +198,7 @@ def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> N
     if device.type == "cpu":
         # A format that is measured first may be the smaller one.
         smallest = sizes.num_frames * geometry.frame_bytes
-        is_known = fixed_dtype(config, device) is not None
+        is_known = sizes.quantized_kv or fixed_dtype(config, device) is not None
         require_pages(config.max_sessions, smallest if is_known else smallest // 2)
     if device.type == "cuda":
         parts = memory_parts(
@@ -236,6 +238,8 @@ def runner_config(
         deterministic=config.deterministic,
         poison_freed=config.poison_freed_pages,
         attention_backend=config.attention_backend,
+        quantized_kv=config.kv_cache_dtype == "fp8",
+        offload_layers=config.offload_layers,
         visible_frames=held,
         turned_frames=window.sink_frames if window.rotary == "relative" else 0,
     )

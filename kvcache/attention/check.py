@@ -1,5 +1,6 @@
 """A backend's results against plain torch in float32, before anybody relies on them."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -53,7 +54,7 @@ def wrong_by(
         return f"it raises {type(error).__name__}: {error}"
     if not is_finite:
         return "it gives values that are not finite"
-    if not all(torch.equal(a[0][:-1], b) for a, b in zip((pool.k, pool.v), pages, strict=True)):
+    if not all(torch.equal(a, b) for a, b in zip(_contents(pool), pages, strict=True)):
         return "its K/V are not on the pages they belong to"
     off = _largest_error(found, expected, plan.num_tokens)
     if off > tolerance:
@@ -71,19 +72,20 @@ def _problem(geometry: KVGeometry, device: torch.device) -> tuple[Tensor, Tensor
         return torch.randn(shape, generator=generator).to(device, geometry.dtype)
 
     k, v = draw(shape), draw(shape)
-    pool.k[0][:NUM_PAGES] = draw((NUM_PAGES, *pool.k[0].shape[1:]))
-    pool.v[0][:NUM_PAGES] = draw((NUM_PAGES, *pool.v[0].shape[1:]))
-    pool.k[0][5], pool.v[0][5] = pool.k[0][6], UNSEEN
-    pool.k[0][8], pool.v[0][8] = pool.k[0][1], UNSEEN
+    pages_k, pages_v = (draw((NUM_PAGES, *pool.k[0].shape[1:])) for _ in range(2))
+    pages_k[5], pages_v[5] = pages_k[6], UNSEEN
+    pages_k[8], pages_v[8] = pages_k[1], UNSEEN
+    for kept, pages in ((pool.k_pages[0], pages_k), (pool.v_pages[0], pages_v)):
+        kept.put(slice(0, NUM_PAGES), pages)
     wanted = torch.zeros_like(k)
     for i, row in enumerate(ROWS):
         num_tokens = len(row.write_pages) * geometry.page_tokens
-        k[i, num_tokens:].unflatten(0, (-1, geometry.page_tokens))[:] = pool.k[0][6]
+        k[i, num_tokens:].unflatten(0, (-1, geometry.page_tokens))[:] = pages_k[6]
         v[i, num_tokens:] = UNSEEN  # padding, which goes to the scratch page
         new = k[i].reshape(PAGES_A_ROW, *pool.k[0].shape[1:])
         own = {page: new[j] for j, page in enumerate(row.write_pages)}
         if row.visible_pages:
-            seen = torch.cat([own.get(page, pool.k[0][page]) for page in row.visible_pages])
+            seen = torch.cat([own.get(page, pages_k[page]) for page in row.visible_pages])
             at = torch.arange(shape[1], device=device) * 7 % len(seen)
             wanted[i] = seen[len(seen) - 1 - at]
     # The wanted key's score is about 12 above the others', whatever the width of a head.
@@ -92,12 +94,19 @@ def _problem(geometry: KVGeometry, device: torch.device) -> tuple[Tensor, Tensor
 
 def _written(pool: KVPool, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return the pages as they should be after the forward."""
-    pages_k, pages_v = pool.k[0][:-1].clone(), pool.v[0][:-1].clone()
-    for i, row in enumerate(ROWS):
-        for j, target in enumerate(row.write_pages):
-            pages_k[target] = k[i].reshape(PAGES_A_ROW, *pages_k.shape[1:])[j]
-            pages_v[target] = v[i].reshape(PAGES_A_ROW, *pages_v.shape[1:])[j]
-    return pages_k, pages_v
+    after = copy.deepcopy(pool)
+    for kept, new in ((after.k_pages[0], k), (after.v_pages[0], v)):
+        for i, row in enumerate(ROWS):
+            rows = new[i].reshape(PAGES_A_ROW, *kept.values.shape[1:])
+            for j, target in enumerate(row.write_pages):
+                kept.put(slice(target, target + 1), rows[j : j + 1])
+    return _contents(after)
+
+
+def _contents(pool: KVPool) -> tuple[Tensor, Tensor]:
+    """Return K and V of all pages."""
+    everything = slice(0, NUM_PAGES)
+    return pool.k_pages[0].take(everything), pool.v_pages[0].take(everything)
 
 
 def _reference(pages: tuple[Tensor, Tensor], q: Tensor) -> Tensor:

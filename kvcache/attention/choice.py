@@ -46,6 +46,7 @@ class AttentionFacts:
     dtype: torch.dtype
     head_dim: int
     broken: Mapping[str, str]
+    is_quantized: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ def refusal(name: str, facts: AttentionFacts) -> str | None:
         return f"it needs compute capability 8.0, and this card has {major}.{minor}"
     if facts.dtype not in HALVES:
         return f"it computes in 16 bits, and the cache is in {facts.dtype}"
+    if name == "flashinfer" and facts.is_quantized:
+        return "it reads pages where they lie, and those in 8 bits have to be converted"
     if name == "flashinfer" and facts.head_dim not in FLASHINFER_HEADS:
         return f"its heads have 64, 128 or 256 values, and the model's {facts.head_dim}"
     if facts.head_dim > LARGEST_HEAD or facts.head_dim % 8:
@@ -98,6 +101,7 @@ def facts_of(geometry: KVGeometry, device: torch.device) -> AttentionFacts:
         geometry.dtype,
         geometry.head_dim,
         {module: problem for module, problem in problems.items() if problem is not None},
+        geometry.is_quantized,
     )
 
 

@@ -2,7 +2,8 @@
 
 Into one static scratch, a row after the other, so that it is as large as one row's window and no
 result depends on the company. The gather moves each visible byte twice where the kernel reads it
-once for every tile of queries: a few per cent of a pass at video sizes.
+once for every tile of queries: a few per cent of a pass at video sizes. Pages in 8 bits become the
+model's number format on the way.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from kvcache.attention.backend import RowPages
 from kvcache.attention.static_pages import PageLimits, StaticPages, StaticTurn
+from kvcache.pages import Scratch
 from kvcache.pool import KVPool
 
 
@@ -84,14 +86,12 @@ class GatherAttention:
         self.limits = limits
         self.turn = turn
         self._plans: dict[tuple[int, int], GatherPlan] = {}
-        page = pool.k[0].shape[1:]
-        with torch.inference_mode(False):
-            self.scratch = tuple(pool.k[0].new_zeros((limits.visible, *page)) for _ in range(2))
+        self.scratch = Scratch.of(pool.geometry, limits.visible, pool.device)
 
     @property
     def scratch_nbytes(self) -> int:
         """Return the bytes of the scratch."""
-        return sum(side.nbytes for side in self.scratch)
+        return self.scratch.nbytes
 
     def plan(self, rows: Sequence[RowPages], tokens_per_row: int) -> "GatherPlan":
         shape = (len(rows), tokens_per_row)
@@ -107,7 +107,7 @@ class GatherAttention:
 class GatherPlan:
     """Run forwards of one shape."""
 
-    def __init__(self, pages: StaticPages, kernel: RowKernel, scratch: tuple[Tensor, ...]) -> None:
+    def __init__(self, pages: StaticPages, kernel: RowKernel, scratch: Scratch) -> None:
         self.pages = pages
         self.kernel = kernel
         self.scratch = scratch
@@ -125,11 +125,10 @@ class GatherPlan:
     @torch.no_grad()
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.pages.store(layer, k, v)
-        sides = self.pages.pool.k[layer], self.pages.pool.v[layer]
+        pool, scratch = self.pages.pool, self.scratch
         out = torch.empty_like(q)
         for i, lengths in enumerate(self.lengths):
-            for pages, scratch in zip(sides, self.scratch, strict=True):
-                torch.index_select(pages, 0, self.pages.read[i], out=scratch)
-            keys, values = (scratch.flatten(0, 1) for scratch in self.scratch)
-            out[i] = self.kernel(q[i], keys, values, lengths)
+            keys = pool.k_pages[layer].read(self.pages.read[i], scratch, scratch.k)
+            values = pool.v_pages[layer].read(self.pages.read[i], scratch, scratch.v)
+            out[i] = self.kernel(q[i], keys.flatten(0, 1), values.flatten(0, 1), lengths)
         return out

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from kvcache.attention.backend import RowPages, Turn, check_rows, rotations
 from kvcache.errors import GeometryError
+from kvcache.pages import Pages, Scratch
 from kvcache.pool import KVPool
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -75,8 +76,8 @@ class SdpaRow:
     """Hold what one row needs in every layer: where its pages lie and which kernel to use."""
 
     num_tokens: int
-    run: slice | None  # pages that are one run are read in place
-    index: Tensor | None  # others are gathered
+    pages: slice | Tensor  # one run is read in place; others are gathered
+    num_pages: int
     kernel: Kernel
 
 
@@ -91,8 +92,9 @@ class SdpaRotation:
 class SdpaAttention:
     """Attend row by row, each row on its own, so that no result depends on the company.
 
-    A row whose visible pages are one ascending run reads them in place; other pages are gathered
-    into one buffer that all rows, layers and forwards reuse. Keep calls on one stream.
+    A row whose visible pages are one ascending run reads them in place; other pages, and those in 8
+    bits, are brought into one buffer that all rows, layers and forwards reuse. Keep calls on one
+    stream.
 
     `kernel` fixes the arithmetic; by default bf16 on a CPU uses whichever kernel was measured
     faster in this process, and everything else torch's own. `turn` is the model's, and needed only
@@ -105,26 +107,34 @@ class SdpaAttention:
         self.pool = pool
         self.kernel = kernel
         self.turn = turn
-        self._buffer = self._new_buffer(0)
+        self._buffer = Scratch.of(pool.geometry, 0, pool.device)
 
     def plan(self, rows: Sequence[RowPages], tokens_per_row: int) -> "SdpaPlan":
         check_rows(self.pool, rows, tokens_per_row)
         planned = tuple(self._plan_row(row) for row in rows)
-        gathered = max((len(row.index) for row in planned if row.index is not None), default=0)
-        if gathered > len(self._buffer[0]):
-            self._buffer = self._new_buffer(gathered)
+        is_read_in_place = not self.pool.geometry.is_quantized
+        gathered = max(
+            (
+                row.num_pages
+                for row in planned
+                if not (is_read_in_place and isinstance(row.pages, slice))
+            ),
+            default=0,
+        )
+        if gathered > len(self._buffer.k):
+            self._buffer = Scratch.of(self.pool.geometry, gathered, self.pool.device)
         writes, turned = self._writes(rows, tokens_per_row), self._rotations(rows)
         return SdpaPlan(self.pool, planned, writes, turned, self._buffer)
 
     def _plan_row(self, row: RowPages) -> SdpaRow:
         pages = row.visible_pages
         num_tokens = len(row.write_pages) * self.pool.geometry.page_tokens
-        run = index = None
+        where: slice | Tensor
         if len(segments(pages)) == 1:
-            run = slice(pages[0], pages[0] + len(pages))
+            where = slice(pages[0], pages[0] + len(pages))
         else:
-            index = torch.tensor(pages, dtype=torch.int64, device=self.pool.device)
-        return SdpaRow(num_tokens, run, index, self._kernel_for(row))
+            where = torch.tensor(pages, dtype=torch.int64, device=self.pool.device)
+        return SdpaRow(num_tokens, where, len(pages), self._kernel_for(row))
 
     def _kernel_for(self, row: RowPages) -> Kernel:
         geometry = self.pool.geometry
@@ -163,12 +173,6 @@ class SdpaAttention:
             for r in wanted
         )
 
-    def _new_buffer(self, num_pages: int) -> tuple[Tensor, Tensor]:
-        page = self.pool.k[0].shape[1:]
-        with torch.inference_mode(False):
-            k, v = (self.pool.k[0].new_empty((num_pages, *page)) for _ in range(2))
-        return k, v
-
 
 @dataclass(frozen=True, slots=True)
 class SdpaPlan:
@@ -178,7 +182,7 @@ class SdpaPlan:
     rows: tuple[SdpaRow, ...]
     writes: tuple[tuple[slice, slice], ...]
     rotations: tuple[SdpaRotation, ...]
-    buffer: tuple[Tensor, Tensor]
+    buffer: Scratch
 
     @property
     def num_tokens(self) -> tuple[int, ...]:
@@ -186,30 +190,26 @@ class SdpaPlan:
 
     @torch.no_grad()
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pool_k, pool_v = self.pool.k[layer], self.pool.v[layer]
-        page = pool_k.shape[1:]
-        for pages, new in ((pool_k, k.reshape(-1, *page)), (pool_v, v.reshape(-1, *page))):
+        keys, values = self.pool.k_pages[layer], self.pool.v_pages[layer]
+        page = keys.values.shape[1:]
+        for pages, new in ((keys, k.reshape(-1, *page)), (values, v.reshape(-1, *page))):
             for target, source in self.writes:
-                pages[target].copy_(new[source])
+                pages.put(target, new[source])
         # After the writes: one row may bring the keys that another wants rotated.
         for rotation in self.rotations:
             for target, source in rotation.moves:
-                pool_k[target] = rotation.turn(pool_k[source])
-                pool_v[target] = pool_v[source]
+                keys.put(target, rotation.turn(keys.take(source)))
+                values.move(source, target)
         out = torch.empty_like(q)
         for i, row in enumerate(self.rows):
             n = row.num_tokens
             if n:
-                visible_k, visible_v = self._read(pool_k, row, 0), self._read(pool_v, row, 1)
+                visible_k = self._read(keys, row, self.buffer.k)
+                visible_v = self._read(values, row, self.buffer.v)
                 out[i, :n] = row.kernel(q[i, :n], visible_k, visible_v)
             out[i, n:] = 0
         return out
 
-    def _read(self, pages: Tensor, row: SdpaRow, which: int) -> Tensor:
+    def _read(self, side: Pages, row: SdpaRow, buffer: Tensor) -> Tensor:
         """Return the visible K or V of a row, [tokens, heads, head_dim]."""
-        if row.run is not None:
-            return pages[row.run].flatten(0, 1)
-        assert row.index is not None, row
-        gathered = self.buffer[which][: len(row.index)]
-        torch.index_select(pages, 0, row.index, out=gathered)
-        return gathered.flatten(0, 1)
+        return side.read(row.pages, self.buffer, buffer[: row.num_pages]).flatten(0, 1)

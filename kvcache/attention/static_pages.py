@@ -127,16 +127,16 @@ class StaticPages:
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Write the K/V of all rows `[rows, tokens, heads, head_dim]`, then rotate."""
-        pool_k, pool_v = self.pool.k[layer], self.pool.v[layer]
-        page = pool_k.shape[1:]
-        pool_k.index_copy_(0, self.write, k.reshape(-1, *page))
-        pool_v.index_copy_(0, self.write, v.reshape(-1, *page))
+        keys, values = self.pool.k_pages[layer], self.pool.v_pages[layer]
+        page = keys.values.shape[1:]
+        keys.put(self.write, k.reshape(-1, *page))
+        values.put(self.write, v.reshape(-1, *page))
         if self.limits.turned:
             # After the writes: one row may bring the keys that another wants rotated.
             assert self.turn is not None
-            keys = self.turn.apply(pool_k[self.turned_from], self.tables)
-            pool_k.index_copy_(0, self.turned_to, keys)
-            pool_v.index_copy_(0, self.turned_to, pool_v[self.turned_from])
+            turned = self.turn.apply(keys.take(self.turned_from), self.tables)
+            keys.put(self.turned_to, turned)
+            values.move(self.turned_from, self.turned_to)
 
 
 def _padded(pages: Sequence[int], size: int, scratch: int) -> list[int]:

@@ -12,7 +12,7 @@ P tokens a frame, T = F * P, d width, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -194,9 +194,9 @@ class CausalDiT(nn.Module):
         self.head = Head(config)
 
     @property
-    def layers(self) -> list[Block]:
-        """Return the blocks in order."""
-        return cast("list[Block]", list(self.blocks))
+    def layers(self) -> Iterable[Block]:
+        """Return the blocks in order; each may be there only until the next is asked for."""
+        return cast("Iterable[Block]", self.blocks)
 
     def text_kv(self, prompt_embeds: Tensor) -> tuple[Tensor, Tensor]:
         """Return every layer's cross-attention k and v of prompts.

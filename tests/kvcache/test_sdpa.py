@@ -37,14 +37,14 @@ def test_a_full_window_is_read_in_place_and_a_gather_reuses_its_buffer() -> None
         table.begin(CHUNK)
         table.commit()
     plan = backend.plan([pages(whole.begin(CHUNK))], CHUNK * FRAME_TOKENS)
-    assert plan.rows[0].run == slice(0, 12)
+    assert plan.rows[0].pages == slice(0, 12)
     plans = []
     for _ in range(9):  # the hole goes round the ring three times
         plans.append(backend.plan([pages(holed.begin(CHUNK))], CHUNK * FRAME_TOKENS))
         holed.commit()
-    gathering = [plan for plan in plans if plan.rows[0].index is not None]
+    gathering = [plan for plan in plans if not isinstance(plan.rows[0].pages, slice)]
     assert len(gathering) == 3
-    assert len({plan.buffer[0].data_ptr() for plan in gathering}) == 1
+    assert len({plan.buffer.k.data_ptr() for plan in gathering}) == 1
 
 
 def test_padding_reaches_no_page() -> None:

@@ -145,7 +145,7 @@ def test_a_plan_keeps_its_addresses() -> None:
         plan = backend.plan(ROWS, 4)
         pages = plan.pages
         tensors = [pages.write, pages.read, pages.ends, pages.is_visible, pages.tables]
-        tensors += [pages.turned_from, pages.turned_to, *backend.scratch]
+        tensors += [pages.turned_from, pages.turned_to, *backend.scratch.tensors]
         for lengths in plan.lengths:
             tensors += [lengths.query_ends, lengths.key_ends, lengths.is_visible]
         return [tensor.data_ptr() for tensor in tensors]

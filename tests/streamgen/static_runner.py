@@ -34,7 +34,13 @@ def small_dit() -> CausalDiT:
 
 
 def new_runner(
-    *, static: bool = True, device: str = "cpu", visible: int = 9, deterministic: bool = False
+    *,
+    static: bool = True,
+    device: str = "cpu",
+    visible: int = 9,
+    deterministic: bool = False,
+    quantized_kv: bool = False,
+    offload_layers: bool = False,
 ) -> ModelRunner:
     """Return a runner over small random weights; `static`: its inputs are, as on CUDA."""
     model = small_dit()
@@ -42,6 +48,7 @@ def new_runner(
         latent_shape=SHAPE, chunk_frames=CHUNK, num_frames=80, max_rows=8, text_slots=4,
         device=torch.device(device), poison_freed=device == "cpu", deterministic=deterministic,
         attention_backend="sdpa", visible_frames=visible, turned_frames=WINDOW.sink_frames,
+        quantized_kv=quantized_kv, offload_layers=offload_layers,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(3)
     prompts = tuple(torch.randn(5, 6, generator=generator) for _ in range(3))

@@ -14,14 +14,16 @@ from torch import Tensor
 
 from kvcache import KVGeometry, PageTable, WindowConfig, choose
 from kvcache.attention.choice import MODULES, facts_of, import_problem, refusal
-from streamgen.account_memory import GRAPH_ROWS
+from streamgen.account_memory import GRAPH_ROWS, resident_parameters
 from streamgen.cuda_graph import compile_blocks, cuda_graphs
 from streamgen.decode_lane import CudaLane
 from streamgen.decoder import StreamingDecoder
+from streamgen.device_state import weight_bytes
 from streamgen.gpu_bench import Sweep, measure
 from streamgen.model_runner import ModelRunner, Row, RunnerConfig, StepBatch
 from streamgen.models.causal_dit import CausalDiT, DiTConfig
 from streamgen.models.taehv import TAEHV, TAEHVConfig
+from streamgen.offload import OffloadedBlocks
 from streamgen.parity.replay import GivenText
 from streamgen.pass_clock import CudaClock
 from streamgen.text import TextMix
@@ -40,14 +42,19 @@ DIT = DiTConfig(
 
 
 def new_runner(
-    dtype: torch.dtype = torch.bfloat16, backend: str = "auto", device: str = "cuda"
+    dtype: torch.dtype = torch.bfloat16,
+    backend: str = "auto",
+    device: str = "cuda",
+    quantized_kv: bool = False,
+    offload_layers: bool = False,
 ) -> ModelRunner:
     torch.manual_seed(0)
     model = CausalDiT(DIT).requires_grad_(False).eval()
     config = RunnerConfig(
         latent_shape=SHAPE, chunk_frames=CHUNK, num_frames=100, max_rows=8, text_slots=4,
         device=torch.device(device), attention_backend=backend,
-        visible_frames=9, turned_frames=WINDOW.sink_frames,
+        visible_frames=9, turned_frames=WINDOW.sink_frames, quantized_kv=quantized_kv,
+        offload_layers=offload_layers,
     )  # fmt: skip
     prompts = (torch.randn(32, 64, generator=torch.Generator().manual_seed(1)),)
     return ModelRunner(model, GivenText(prompts), dtype, config)
@@ -125,6 +132,30 @@ def test_each_backend_reads_pages_of_the_sizes_that_are_served(
     if missing is not None:
         pytest.skip(missing)
     assert choose(backend, geometry, device).name == backend
+
+
+@pytest.mark.parametrize("backend", ["varlen", "flash_attn", "sdpa"])
+def test_8_bit_kv_replay_to_the_last_bit_and_are_those_of_the_cpu(backend: str) -> None:
+    missing = import_problem(MODULES[backend])
+    if missing is not None:
+        pytest.skip(missing)
+    runner, eager = (new_runner(backend=backend, quantized_kv=True) for _ in range(2))
+    runner.capture_graphs(cuda_graphs())
+    assert runner.graphs.sizes == GRAPH_ROWS
+    found = run(runner)
+    assert all(torch.equal(a, b) for a, b in zip(found, run(eager), strict=True))
+    assert off(found, run(new_runner(torch.float32, "sdpa", "cpu", quantized_kv=True))) < 0.3
+
+
+def test_layers_in_main_memory_give_the_same_bits_from_two_blocks_on_the_card() -> None:
+    runner, whole = new_runner(offload_layers=True), new_runner()
+    pairs = zip(run(runner), run(whole), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    blocks = runner.dit.blocks
+    assert isinstance(blocks, OffloadedBlocks)
+    assert len(blocks) == 3
+    assert all(piece.is_pinned() for pieces in blocks._pieces for piece in pieces)
+    assert weight_bytes(runner.dit) == 2 * resident_parameters(DIT, True) < weight_bytes(whole.dit)
 
 
 def test_compiled_blocks_give_what_eager_ones_give() -> None:
