@@ -89,10 +89,6 @@ def quantize_blocks(dit: CausalDiT) -> int:
     return count
 
 
-def _is_even(weight: Tensor) -> bool:
-    return all(size % MULTIPLE == 0 for size in weight.shape)
-
-
 def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why a device has no such products, or None."""
     if device.type != "cuda":
