@@ -9,7 +9,7 @@ import { Forking } from "./forking.js";
 import { build } from "./parts.js";
 import { Playback } from "./playback.js";
 import { PromptBox } from "./promptbox.js";
-import { messageOf, PromptLog } from "./prompts.js";
+import { messageOf, PromptLog, promptText } from "./prompts.js";
 import { offersRecording } from "./server.js";
 import { Stage } from "./stage.js";
 import { Stats } from "./stats.js";
@@ -240,6 +240,7 @@ export class Pane extends EventTarget {
       this.stage.overload({ level: 0 });
       if (fresh) this.#film.clear();
       if (config.fps) this.#stats.setNominal(config.fps);
+      if (!this.#log.wanted && config.prompt) this.stage.caption(promptText(config.prompt));
       const unanswered = this.#log.sessionBegan(fresh);
       if (unanswered) this.#send(unanswered);
     });
