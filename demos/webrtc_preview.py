@@ -27,19 +27,39 @@ SDP = {"Content-Type": "application/sdp"}
 PATIENCE_S = 60.0  # a server that is cold takes a while
 
 
-async def ask(http: httpx.AsyncClient, method: str, url: str, **body: object) -> httpx.Response:
-    """Return a server's answer; end with its own words when it refuses."""
+def words(answer: httpx.Response) -> str:
+    """Return what an answer says of itself; one that comes from a proxy has only its status."""
     try:
-        answer = await http.request(method, url, **body)  # type: ignore[arg-type]
-    except httpx.HTTPError as error:
-        raise SystemExit(f"{url} cannot be reached: {error}") from error
-    if answer.is_error:
-        raise SystemExit(f"the server says: {answer.json()['error']['message']}")
-    return answer
+        return str(answer.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"{answer.status_code} {answer.reason_phrase}"
+
+
+async def ask(http: httpx.AsyncClient, method: str, url: str, **body: object) -> httpx.Response:
+    """Return a server's answer; wait when it asks for that, end with its words if it refuses."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            answer = await http.request(method, url, **body)  # type: ignore[arg-type]
+        except httpx.HTTPError as error:
+            raise SystemExit(f"{url} cannot be reached: {error}") from error
+        if not answer.is_error:
+            return answer
+        wait_s = answer.headers.get("retry-after", "")
+        if not wait_s.isdecimal() or time.monotonic() + int(wait_s) > deadline:
+            raise SystemExit(f"the server says: {words(answer)}")
+        print(f"the server says: {words(answer)}")
+        await asyncio.sleep(int(wait_s))
+
+
+async def end(http: httpx.AsyncClient, session: str) -> None:
+    """End a session, so that others have its place at once."""
+    with contextlib.suppress(httpx.HTTPError):  # a server that is gone has ended it
+        await http.delete(session)
 
 
 async def frames(server: str, target: str, codec: str | None) -> AsyncIterator[av.VideoFrame]:
-    """Yield what is seen of a session, which is made if `target` is a prompt."""
+    """Yield what is seen of a session, which is made, and ended again, if `target` is a prompt."""
     connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
     receiver = connection.addTransceiver("video", direction="recvonly")
     if codec:
@@ -47,11 +67,14 @@ async def frames(server: str, target: str, codec: str | None) -> AsyncIterator[a
         known = RTCRtpReceiver.getCapabilities("video").codecs
         receiver.setCodecPreferences([one for one in known if one.mimeType.lower() in wanted])
     await connection.setLocalDescription(await connection.createOffer())
-    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http, contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(connection.close)  # which tells the server
         if not target.startswith(("http://", "https://")):
-            made = await ask(http, "POST", f"{server.rstrip('/')}/v1/realtime/sessions",
-                             json={"prompt": target})  # fmt: skip
-            target = urljoin(server, made.json()["urls"]["whep"])
+            sessions = f"{server.rstrip('/')}/v1/realtime/sessions"
+            made = (await ask(http, "POST", sessions, json={"prompt": target})).json()
+            own = f"{sessions}/{made['id']}?token={made['resume_token']}"
+            stack.push_async_callback(end, http, own)
+            target = urljoin(server, made["urls"]["whep"])
         offer = connection.localDescription.sdp
         answer = await ask(http, "POST", target, content=offer, headers=SDP)
         described = RTCSessionDescription(answer.text, "answer")
@@ -63,8 +86,6 @@ async def frames(server: str, target: str, codec: str | None) -> AsyncIterator[a
             print("the session ended")
         except asyncio.TimeoutError:
             raise SystemExit(f"no frame came for {PATIENCE_S:g} s") from None
-        finally:
-            await connection.close()  # which tells the server
 
 
 class Film:
@@ -153,7 +174,11 @@ def main() -> None:
     parser.add_argument("--codec", choices=("h264", "vp8"), help="the only one to offer")
     parser.add_argument("--show", action="store_true", help="open a window")
     parser.add_argument("--save", metavar="FILE", type=Path, help="an .mp4 or a .png")
-    asyncio.run(preview(parser.parse_args()))
+    arguments = parser.parse_args()
+    save = arguments.save
+    if save and (save.suffix not in (".mp4", ".png") or not save.parent.is_dir()):
+        parser.error(f"--save {save}: name an .mp4 or a .png in a folder that there is")
+    asyncio.run(preview(arguments))
 
 
 if __name__ == "__main__":

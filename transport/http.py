@@ -70,6 +70,7 @@ def create_app(
         version=options.version,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # behind a proxy the server cannot tell where to
         lifespan=lifespan,
     )
     app.state.sessions = sessions  # for whoever runs the server, to say goodbye and to measure
@@ -183,6 +184,9 @@ def _add_sockets(app: FastAPI, sessions: Sessions, options: TransportOptions) ->
     async def view(websocket: WebSocket, session_id: str) -> None:
         await RealtimeSocket(websocket, sessions, options, session_id).run()
 
+    for path in ("/v1/realtime/video", f"{SESSIONS}/{{session_id}}/view"):
+        app.add_api_route(path, _no_socket, include_in_schema=False)
+
     @app.websocket(LATER_SOCKET)
     async def later(websocket: WebSocket) -> None:
         await websocket.send_denial_response(await _unsupported())
@@ -199,6 +203,14 @@ def _capacity(stats: HostStats) -> dict[str, int]:
         "queue_length": stats.queue_length,
         "overload": stats.overload,
     }
+
+
+async def _no_socket() -> None:
+    raise HTTPException(
+        426,
+        "open this address as a WebSocket, ws: or wss:; a proxy in between must pass Upgrade on",
+        {"Upgrade": "websocket"},
+    )
 
 
 async def _unsupported() -> JSONResponse:

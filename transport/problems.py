@@ -43,6 +43,8 @@ def problem(
     kind = "server_error" if status >= 500 else "invalid_request_error"
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"  # demanded by RFC 9110, 11.6.1
     return JSONResponse(body, status, headers)
 
 

@@ -82,6 +82,24 @@ def test_watching(server: Any, browser: Any, via: str) -> None:
     assert page.run("return document.getElementById('panel-button-1').hidden")
 
 
+@pytest.mark.parametrize("via", ["jpeg", "webrtc"])
+def test_joining_while_paused(server: Any, browser: Any, via: str) -> None:
+    """Who opens the link of a video that stands still sees its picture and its prompt."""
+    made = make(server)
+    state = lambda: get(server, f"v1/realtime/sessions/{made['id']}")["state"]  # noqa: E731
+    page = Watching(browser, link_to(server.url, made, via))
+    page.wait_live()
+    events = f"v1/realtime/sessions/{made['id']}/events?token={made['resume_token']}"
+    call(server, events, json.dumps({"type": "session.update", "paused": True}).encode())
+    page.wait(lambda: state() == "paused", "the session does not pause")
+    for _ in range(2):  # the first one may still be told of the chunk that is on screen
+        browser.refresh()
+        page.wait(lambda: page.state == "paused", "the pause is not told")
+        page.wait(lambda: page.has_colour(FLAT_BLUE), "no picture")
+        assert page.text("#caption-1") == FLAT_BLUE
+    delete(server, made)
+
+
 def test_watcher_cannot_steer(server: Any, browser: Any) -> None:
     """No key changes what somebody else has made; a watcher that leaves does not end it."""
     from selenium.webdriver.common.action_chains import ActionChains

@@ -37,6 +37,10 @@ function notice(text) {
   noticeTimer = setTimeout(() => byId("notice").classList.remove("shown"), NOTICE_MS);
 }
 
+byId("notice").addEventListener("click", () => {
+  if (getSelection().isCollapsed) byId("notice").classList.remove("shown"); // a link may be copied
+});
+
 /** Say in the header, the title and to screen readers how the active session fares. */
 function tell() {
   const { state, label, prompt, text } = active.stage;
@@ -118,6 +122,7 @@ byId("share").addEventListener("click", async () => {
   notice(copied ? "Link copied. Whoever opens it watches along." : `The link to watch: ${link}`);
 });
 
+// By what is printed on them: letters work with Shift and Caps Lock too.
 const KEYS = {
   " ": () => active.togglePause(),
   "/": () => active.promptBox.focus(),
@@ -128,10 +133,17 @@ const KEYS = {
   2: () => panes[1] && activate(panes[1]),
 };
 
+/** Whether the element under the keyboard has a use of its own for a key. */
+function wants(element, key) {
+  if (element.closest("textarea, input, select")) return true;
+  return key === " " && element.closest("button, a") !== null;
+}
+
 addEventListener("keydown", (event) => {
-  const busy = event.target.closest("textarea, input, select, button, a");
-  if (busy || event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
-  KEYS[event.key]();
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  if (event.ctrlKey || event.metaKey || event.altKey || !KEYS[key]) return;
+  if (wants(event.target, key)) return;
+  if (!event.repeat) KEYS[key]();
   event.preventDefault();
 });
 

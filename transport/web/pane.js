@@ -9,7 +9,7 @@ import { Forking } from "./forking.js";
 import { build } from "./parts.js";
 import { Playback } from "./playback.js";
 import { PromptBox } from "./promptbox.js";
-import { messageOf, PromptLog } from "./prompts.js";
+import { messageOf, PromptLog, promptText } from "./prompts.js";
 import { offersRecording } from "./server.js";
 import { Stage } from "./stage.js";
 import { Stats } from "./stats.js";
@@ -34,6 +34,7 @@ export class Pane extends EventTarget {
   #forking = new Forking(
     (message) => this.#playback.send(message),
     () => this.#enable(),
+    (why) => this.#notice(`Not forked: ${why}`),
   );
   #marked = null; // the entry whose first tile is marked in the film
   #chunk = 0; // chunk of the picture
@@ -105,7 +106,7 @@ export class Pane extends EventTarget {
   /** Say how this pane is called, and whether another may be made. */
   setCompany(name, canFork) {
     this.#part("name").textContent = name;
-    this.#part("fork").dataset.full = String(!canFork);
+    this.#forking.full = !canFork;
     this.#enable();
   }
 
@@ -116,8 +117,9 @@ export class Pane extends EventTarget {
 
   /** Let a second session go on from here, or from the end of an earlier chunk. */
   fork(atChunk = null) {
-    if (this.#part("fork").disabled) return;
-    this.#forking.ask(atChunk);
+    const obstacle = this.#forking.obstacle(this.#watching, this.playing);
+    if (obstacle) this.#notice(`Not forked: ${obstacle}`);
+    else this.#forking.ask(atChunk);
   }
 
   /** Lead the keyboard to the moments that can be gone back to. */
@@ -212,9 +214,8 @@ export class Pane extends EventTarget {
   #enable() {
     const steered = this.playing && !this.#watching;
     for (const name of ["pause", "start-over", "new-seed"]) this.#part(name).disabled = !steered;
-    const fork = this.#part("fork");
-    fork.disabled = !steered || this.#forking.busy || fork.dataset.full === "true";
-    fork.setAttribute("aria-busy", String(this.#forking.busy));
+    this.#part("fork").disabled = this.#forking.obstacle(this.#watching, this.playing) !== null;
+    this.#part("fork").setAttribute("aria-busy", String(this.#forking.busy));
   }
 
   #drew(detail) {
@@ -231,6 +232,7 @@ export class Pane extends EventTarget {
   #listenToStream() {
     this.#playback.addEventListener("state", ({ detail }) => this.#showState(detail));
     this.#playback.addEventListener("message", ({ detail }) => this.#heard(detail));
+    this.#playback.addEventListener("gone", () => this.#forking.forget());
     this.#playback.addEventListener("session", ({ detail: { fresh, config } }) => {
       this.#lookForRecording();
       this.#controls.sawSeed(config.seed);
@@ -238,6 +240,7 @@ export class Pane extends EventTarget {
       this.stage.overload({ level: 0 });
       if (fresh) this.#film.clear();
       if (config.fps) this.#stats.setNominal(config.fps);
+      if (!this.#log.wanted && config.prompt) this.stage.caption(promptText(config.prompt));
       const unanswered = this.#log.sessionBegan(fresh);
       if (unanswered) this.#send(unanswered);
     });

@@ -1,7 +1,7 @@
 /**
  * One session as the page has it: the control socket and the pictures, which come another way.
  *
- * Fires what the connection fires (`state`, `session`, `message`) and what the pictures are about
+ * Fires what the connection fires (`state`, `session`, `message`, `gone`) and what the pictures are about
  * (`frame`, `size`, `using`). Pictures that stay out are a state too: they are fetched anew while
  * the session goes on, and a session is only live when its pictures are seen.
  */
@@ -23,7 +23,7 @@ export class Playback extends EventTarget {
     this.#connection = new Connection(opening, watched, signal);
     this.#sources = new Sources(screen, via, signal);
     this.#join();
-    for (const type of ["state", "session", "message"]) this.#handOn(this.#connection, type);
+    for (const type of ["state", "session", "message", "gone"]) this.#handOn(this.#connection, type);
     for (const type of ["frame", "size", "using"]) this.#handOn(this.#sources, type);
   }
 

@@ -26,7 +26,7 @@ export function messageOf({ id, kind, text, transition, toChunk }) {
 }
 
 /** Return a prompt of the protocol, a text or weighted texts, as one line. */
-function promptText(prompt) {
+export function promptText(prompt) {
   if (typeof prompt === "string") return prompt;
   const sum = prompt.reduce((total, { weight }) => total + weight, 0);
   const part = ({ text, weight }) => `${text} (${Math.round((weight / sum) * 100)} %)`;

@@ -19,7 +19,7 @@ export class FullScreen extends EventTarget {
       addEventListener(type, () => this.#stir(), { passive: true });
     }
     addEventListener("keydown", ({ key }) => {
-      if (key === "Escape" && this.active && !document.fullscreenElement) this.#set(false);
+      if (key === "Escape" && this.active) this.#leave();
     });
   }
 
@@ -33,6 +33,12 @@ export class FullScreen extends EventTarget {
     else if (this.active) this.#set(false);
     else if (root.requestFullscreen) await root.requestFullscreen().catch(() => this.#set(true));
     else this.#set(true);
+  }
+
+  /** Follow the key; most browsers take it before the page has it, and have left already. */
+  #leave() {
+    if (document.fullscreenElement) document.exitFullscreen().catch(() => {});
+    else this.#set(false);
   }
 
   #set(full) {
