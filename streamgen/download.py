@@ -13,6 +13,7 @@ from typing import Final
 from streamgen.errors import StreamgenError
 from streamgen.models.preset import HubFile, Preset
 from streamgen.models.presets import find_preset
+from streamgen.models.weights import require_hub_address
 
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -34,6 +35,7 @@ def run(model: str, revision: str | None, *, offline: bool) -> int:
     if preset.published is None:
         print(f"{preset.name} comes with streamgen: there is nothing to download")
         return 0
+    require_hub_address()
     published = preset.published
     print(f"{preset.name}: {published.licence} ({published.source})")
     for path in download(preset, revision, fetch=_fetch(offline)):
@@ -99,6 +101,8 @@ def _one(file: HubFile, revision: str | None, fetch: Fetch) -> Path:
                 f"{file} does not fit on the disk of the Hub's cache: make room, or set HF_HOME to"
                 " another disk; what has come is kept"
             ) from error
+        raise DownloadFailed(f"{file} cannot be downloaded: {error}") from error
+    except ValueError as error:  # of a name or an address, as in a proxy's variable
         raise DownloadFailed(f"{file} cannot be downloaded: {error}") from error
 
 

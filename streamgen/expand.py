@@ -8,17 +8,20 @@ nothing is shown that they did not see.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import shlex
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from streamgen.errors import StreamgenError
+from streamgen.errors import InvalidPrompt, StreamgenError
 from streamgen.expand_options import ExpandConfig
-from streamgen.limits import MAX_PROMPT_CHARACTERS
+from streamgen.limits import MAX_PROMPT_CHARACTERS, check_prompt
+from streamgen.program_run import ProgramRun
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 MAX_ANSWER_BYTES: Final = 1 << 20
@@ -68,6 +71,10 @@ class PromptExpander:
                 f" {MAX_PROMPT_CHARACTERS:,} can be shown",
                 param="prompt",
             )
+        try:
+            check_prompt(caption)
+        except InvalidPrompt as error:
+            raise _failed(f"of what was written, {error.message}") from error
         return caption
 
 
@@ -78,28 +85,24 @@ class CommandWriter:
     argv: tuple[str, ...]
 
     async def write(self, text: str) -> str:
-        """Run the program, without a shell; one that is given up is ended."""
-        pipe = asyncio.subprocess.PIPE
+        """Run the program, without a shell; one that is given up is ended, with all it started."""
+        name = self.argv[0]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self.argv, stdin=pipe, stdout=pipe, stderr=pipe
-            )
+            run = await ProgramRun.start(self.argv, text.encode(), MAX_ANSWER_BYTES)
         except OSError as error:
-            raise _failed(f"{self.argv[0]}: {error.strerror}") from error
-        try:
-            output, said = await process.communicate(text.encode())
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode:
-            lines = said.decode(errors="replace").strip().splitlines()
+            raise _failed(f"{name}: {error.strerror}") from error
+        async with run:
+            await run.ended
+        if run.is_too_long:
+            raise _failed(f"{name} wrote more than {MAX_ANSWER_BYTES:,} bytes")
+        if status := run.status:
+            lines = run.said.decode(errors="replace").strip().splitlines()
             why = f": {lines[-1]:.200}" if lines else ""
-            raise _failed(f"{self.argv[0]} ended with status {process.returncode}{why}")
+            raise _failed(f"{name} ended with status {status}{why}")
         try:
-            return output.decode()
+            return run.output.decode()
         except UnicodeDecodeError as error:
-            raise _failed(f"{self.argv[0]} wrote what is not UTF-8") from error
+            raise _failed(f"{name} wrote what is not UTF-8") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +128,47 @@ class EndpointWriter:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(
-            f"{self.url}/chat/completions", json.dumps(body).encode(), headers
-        )
+        address = f"{self.url}/chat/completions"
+        written = self._post(address, json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=self.time_limit_s) as response:
-                answer = json.loads(response.read(MAX_ANSWER_BYTES))
-            content = answer["choices"][0]["message"]["content"]
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise _failed(f"the endpoint answered {error.code} {error.reason}") from error
-        except OSError as error:
-            raise _failed(f"the endpoint cannot be asked: {error}") from error
-        except (ValueError, LookupError, TypeError) as error:
+            content = json.loads(written)["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise _failed("the endpoint's answer is no chat completion") from error
         if not isinstance(content, str):
             raise _failed("the endpoint's answer has no text")
         return content
+
+    def _post(self, address: str, body: bytes, headers: dict[str, str]) -> bytes:
+        """Return the answer, which must have come within the time limit."""
+        limit = time.monotonic() + self.time_limit_s
+        answer = bytearray()
+        try:
+            request = urllib.request.Request(address, body, headers)
+            with _OPENER.open(request, timeout=self.time_limit_s) as response:
+                while (piece := response.read1(1 << 16)) and len(answer) <= MAX_ANSWER_BYTES:
+                    answer += piece
+                    if time.monotonic() > limit:
+                        raise TimeoutError("its answer did not end in time")
+        except urllib.error.HTTPError as error:
+            error.close()
+            reason = " ".join(error.reason.split())
+            raise _failed(f"the endpoint answered {error.code} {reason:.200}") from error
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise _failed(f"the endpoint cannot be asked: {why:.200}") from error
+        if len(answer) > MAX_ANSWER_BYTES:
+            raise _failed(f"the endpoint's answer has more than {MAX_ANSWER_BYTES:,} bytes")
+        return bytes(answer)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follow nowhere: the key is for the service that was named, and a POST would become a GET."""
+
+    def redirect_request(self, *arguments: object) -> None:
+        """Return None, which makes the redirect an error."""
+
+
+_OPENER: Final = urllib.request.build_opener(_NoRedirects)
 
 
 def expander_of(options: ExpandConfig) -> PromptExpander | None:

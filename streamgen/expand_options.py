@@ -19,17 +19,25 @@ def command_line(value: object) -> str:
         words = shlex.split(value)
     except ValueError as error:
         raise ValueError(f"{rule}: {error}") from error
-    if not words:
+    if not words or "\0" in value:
         raise ValueError(rule)
     return value
 
 
 def endpoint(value: object) -> str:
     """Parse the address of an HTTP service, without a name or password in it."""
-    parts = urllib.parse.urlsplit(value if isinstance(value, str) else "")
+    rule = "expected an address as in http://localhost:8080/v1"
+    text = value if isinstance(value, str) else ""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        has_port = parts.port != 0  # it raises for what is no number, or too high
+    except ValueError as error:
+        raise ValueError(f"{rule}: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise ValueError("expected an address as in http://localhost:8080/v1")
-    return str(value)
+        raise ValueError(rule)
+    if not has_port or not text.isascii() or any(c <= " " or c == "\x7f" for c in text):
+        raise ValueError(f"{rule}, of ASCII characters without spaces")
+    return text
 
 
 def length_s(value: object) -> float:

@@ -195,7 +195,7 @@ def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> N
         choose(config.attention_backend, geometry, device)
     except BackendError as error:
         raise ConfigError(str(error), param="attention_backend") from error
-    if device.type == "cpu":
+    if device.type == "cpu" and preset.published is None:  # else `fit_memory` counts them
         # A format that is measured first may be the smaller one.
         smallest = sizes.num_frames * geometry.frame_bytes
         is_known = sizes.quantized_kv or fixed_dtype(config, device) is not None

@@ -103,7 +103,10 @@ def container_of(path: str | Path, name: str) -> str | None:
     path = _find_file(Path(path))
     if path.suffix in TORCH_SUFFIXES:
         held = _unpickle_safely(path)
-        return name if isinstance(held, Mapping) and isinstance(held.get(name), Mapping) else None
+        has_part = isinstance(held, Mapping) and (
+            isinstance(held.get(name), Mapping) or bool(_below(held, name))
+        )
+        return name if has_part else None
     with open_checkpoint(path) as checkpoint:
         return name if any(key.startswith(f"{name}.") for key in checkpoint.entries) else None
 
@@ -111,7 +114,7 @@ def container_of(path: str | Path, name: str) -> str | None:
 def open_safetensors(path: str | Path) -> AbstractContextManager[Any]:
     """Open a safetensors file, or raise CheckpointError saying what the file really is."""
     path = Path(path)
-    start = _look(path)
+    start = read_start(path)
     pickled = f"{path} is a pickle, and reading a pickle can run code: convert it to safetensors"
     if path.suffix in _PICKLE_SUFFIXES:
         raise CheckpointError(pickled)
@@ -138,13 +141,15 @@ def safetensors_entries(file: Any) -> dict[str, Entry]:
     return entries
 
 
-def _look(path: Path) -> bytes:
-    """Return a file's first bytes, having refused what is no checkpoint of any kind."""
+def read_start(path: Path) -> bytes:
+    """Return a file's first bytes. Raises CheckpointError for none, and for a pointer to a file."""
     try:
         with path.open("rb") as file:
             start = file.read(len(_LFS_POINTER))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a NUL, or half of a surrogate pair, in a name out of a file
+        raise CheckpointError(f"{str(path)!r} cannot be the name of a file: {error}") from error
     if not start:
         raise CheckpointError(f"{path} is empty (0 bytes)")
     if start == _LFS_POINTER:
@@ -184,7 +189,7 @@ def _open_shards(stack: ExitStack, index: Path) -> dict[str, Entry]:
 
 
 def _read_index(path: Path) -> dict[str, object]:
-    _look(path)
+    read_start(path)
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -196,7 +201,7 @@ def _read_index(path: Path) -> dict[str, object]:
 
 
 def _unpickle_safely(path: Path) -> object:
-    start = _look(path)
+    start = read_start(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=start.startswith(_ZIP))
     except Exception as error:  # the bytes may be anything, and so may what torch raises over them
@@ -216,6 +221,8 @@ def _choose(path: Path, held: object, container: str | None) -> Mapping[object, 
     """Return the container, which must be named if there is a choice, from an unpickled file."""
     names = container.split(".") if container else []
     for depth, name in enumerate(names):
+        if isinstance(held, Mapping) and (part := _below(held, ".".join(names[depth:]))):
+            return part
         if not isinstance(held, Mapping) or name not in held:
             there = _describe(held) if isinstance(held, Mapping) else type(held).__name__
             within = ".".join(names[:depth]) or "it"
@@ -228,6 +235,16 @@ def _choose(path: Path, held: object, container: str | None) -> Mapping[object, 
         where = f"{path} ({container})" if container else str(path)
         raise CheckpointError(f"{where} holds {_describe(held)}: name the container to load")
     return held
+
+
+def _below(held: Mapping[Any, object], name: str) -> dict[object, object]:
+    """Return what a flat mapping has below a name, as one saved from a module of modules does."""
+    start = f"{name}."
+    return {
+        key.removeprefix(start): value
+        for key, value in held.items()
+        if isinstance(key, str) and key.startswith(start)
+    }
 
 
 def _describe(held: Mapping[Any, object]) -> str:

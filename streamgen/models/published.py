@@ -19,7 +19,7 @@ from streamgen.models.lora import LoraMerger, LoraSource
 from streamgen.models.preset import Preset, Published
 from streamgen.models.random_weights import unfilled_dit
 from streamgen.models.taehv import TAEHV, TAEHVConfig
-from streamgen.models.umt5 import UMT5Encoder, umt5_layouts, umt5_stack
+from streamgen.models.umt5 import UMT5Encoder, read_tokenizer, umt5_layouts, umt5_stack
 from streamgen.models.wan_vae import WanVAE
 from streamgen.models.weights import ModelFiles, WeightOptions, find_files
 
@@ -53,7 +53,7 @@ def load_published(
 
 
 def check_published(preset: Preset, published: Published, options: WeightOptions) -> None:
-    """Compare all files' names and shapes with the model's, without reading a weight.
+    """Compare all files' names and shapes with the model's, and its words, reading no weight.
 
     Raises the errors that `load_published` would raise for them.
     """
@@ -66,6 +66,7 @@ def check_published(preset: Preset, published: Published, options: WeightOptions
     check_checkpoint(vae, files.vae, layouts=_vae_layouts(vae))
     stack = umt5_stack(published.text_shape)
     check_checkpoint(stack, files.text, layouts=umt5_layouts(stack))
+    read_tokenizer(files.tokenizer, published.text_shape.vocabulary)
 
 
 def _decoder(preset: Preset, options: WeightOptions) -> TAEHV | WanVAE:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from streamgen.account_shapes import TextShape
 from streamgen.errors import CheckpointError, ConfigError, InvalidPrompt
+from streamgen.models.checkpoint_files import read_start
 from streamgen.models.checkpoint_keys import Layout
 from streamgen.models.loader import load_checkpoint
 
@@ -174,14 +175,14 @@ def read_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
+    read_start(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing narrower
         raise CheckpointError(f"{path} is no tokenizer: {error}") from error
-    if tokenizer.get_vocab_size() > vocabulary:
-        raise CheckpointError(
-            f"{path} has {tokenizer.get_vocab_size()} tokens, the text encoder {vocabulary}"
-        )
+    num_tokens = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if num_tokens > vocabulary:
+        raise CheckpointError(f"{path} has {num_tokens} tokens, the text encoder {vocabulary}")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

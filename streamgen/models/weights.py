@@ -5,6 +5,8 @@ Nothing here uses the network: `streamgen download` does.
 
 from __future__ import annotations
 
+import os
+import urllib.parse
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from streamgen.models.preset import HubFile, Preset, Published
 from streamgen.models.taehv import TAEHVConfig
 
 CPU: Final = torch.device("cpu")
+ENDPOINT_VARIABLE: Final = "HF_ENDPOINT"
 TextDevice = Literal["cpu", "cuda", "release"]
 
 # Folders and files of diffusers' layout, where a model's folder may hold it.
@@ -116,12 +119,33 @@ def find_files(preset: Preset, published: Published, options: WeightOptions) -> 
 
 
 def cached_file(file: HubFile, revision: str | None = None) -> Path | None:
-    """Return where the Hub's cache has a file, or None."""
+    """Return where the Hub's cache has a file, or None.
+
+    Raises ConfigError as `require_hub_address` does.
+    """
+    require_hub_address()
     # It takes a moment to import, and bundled models have no use for it.
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(file.repository, file.name, revision=revision)
     return Path(found) if isinstance(found, str) else None
+
+
+def require_hub_address() -> None:
+    """Raise ConfigError when HF_ENDPOINT is no address: huggingface_hub may fail at its import."""
+    address = os.environ.get(ENDPOINT_VARIABLE)
+    if address is None:
+        return
+    try:
+        parts = urllib.parse.urlsplit(address)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # brackets, or a port that is no number or too high
+        is_one = False
+    if not is_one:
+        raise ConfigError(
+            f"{ENDPOINT_VARIABLE} {address!r} is no address, as https://huggingface.co is one;"
+            " unset it to ask that one"
+        )
 
 
 class _Search:

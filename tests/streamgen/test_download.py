@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import huggingface_hub.constants as constants
 import pytest
 
 from streamgen import cli, download
+from streamgen.command_parser import WRONG_USAGE
 from streamgen.models import presets
 from streamgen.models.presets import build
 from tests.streamgen.hub import Hub, point_at, serving
@@ -124,6 +128,32 @@ def test_no_network_is_said(
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     said = refused(capsys)
     assert "checkpoints/tiny.pt of someone/tiny cannot be downloaded" in said
+
+
+@pytest.mark.parametrize("address", ["", "huggingface.co", "http://[::1", "http://host:port"])
+@pytest.mark.parametrize("argv", [["download", "self-forcing"], ["models"]])
+def test_an_address_of_the_hub_that_is_none_is_said(
+    argv: list[str], address: str, tmp_path: Path
+) -> None:
+    """In a process of its own: huggingface_hub reads the variable when it is imported."""
+    environ = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "streamgen.cli", *argv],
+        env=environ, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == WRONG_USAGE, done.stderr
+    assert f"streamgen {argv[0]}: HF_ENDPOINT {address!r} is no address" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_value_that_the_hub_refuses_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_proxy(repository: str, name: str, revision: str | None) -> str:
+        raise ValueError("Unknown scheme for proxy URL")
+
+    monkeypatch.setattr(download, "_fetch", lambda offline: no_proxy)
+    assert "cannot be downloaded: Unknown scheme for proxy URL" in refused(capsys)
 
 
 def test_a_full_disk_is_said(

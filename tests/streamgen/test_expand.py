@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import resource
+import socket
 import sys
 import threading
 import time
@@ -72,6 +75,8 @@ async def test_what_is_no_prompt_is_not_handed_on(tmp_path: Path) -> None:
         ("pass", "was expanded to 0 characters"),
         ("print('x' * 2001)", "was expanded to 2,001 characters; 1 to 2,000 can be shown"),
         ("sys.stdout.buffer.write(b'\\xff')", "wrote what is not UTF-8"),
+        ("print('a\\0b')", "of what was written, the prompt contains a NUL character"),
+        ("while True: print('x' * 9999)", "wrote more than 1,048,576 bytes"),
     ],
 )
 async def test_a_program_that_fails_is_told(code: str, said: str, tmp_path: Path) -> None:
@@ -91,6 +96,33 @@ async def test_a_program_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert time.monotonic() - started < 60
     if marker.exists():
         assert not Path(f"/proc/{marker.read_text()}").exists()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: print('x' * 9999, file=sys.stderr)",
+        "import subprocess; subprocess.run([sys.executable, '-c', SLEEP])",
+        "import subprocess; subprocess.Popen([sys.executable, '-c', SLEEP]); print('a fox')",
+    ],
+    ids=["floods", "waits for another", "leaves another behind"],
+)
+async def test_a_program_is_ended_with_what_it_started_and_wrote(code: str, tmp_path: Path) -> None:
+    """The other one has the program's pipes, and lives on when the program is killed."""
+    marker = tmp_path / "pid"
+    sleep = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    code = f"SLEEP = {sleep!r}\n{code}"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    expander = program(tmp_path, code, expand_timeout="1.5")
+    with pytest.raises(ExpansionFailed, match=r"not expanded within 1\.5 s"):
+        await asyncio.wait_for(expanded(expander, "a fox"), 20)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024  # KiB
+    if marker.exists():
+        other = Path(f"/proc/{marker.read_text()}")
+        deadline = time.monotonic() + 20  # until init has taken it
+        while other.exists() and "Z" not in (other / "stat").read_text().split():
+            assert time.monotonic() < deadline, "it was left behind"
+            await asyncio.sleep(0.05)
 
 
 async def test_a_program_that_is_not_there_is_told() -> None:
@@ -114,6 +146,8 @@ class Model:
                 outer.asked.append((self.path, body, self.headers["Authorization"]))
                 self.send_response(outer.status)
                 self.send_header("Content-Length", str(len(outer.answer)))
+                if outer.status == 302:
+                    self.send_header("Location", "/v1/elsewhere")
                 self.end_headers()
                 self.wfile.write(outer.answer)
 
@@ -169,6 +203,10 @@ async def test_without_a_key_none_is_sent(model: Model, monkeypatch: pytest.Monk
         (200, b"<html>", "is no chat completion"),
         (200, b'{"choices": []}', "is no chat completion"),
         (200, b'{"choices": [{"message": {"content": null}}]}', "has no text"),
+        (200, b'{"choices": [{"message": {"content": "\\ud800"}}]}', "half of a surrogate pair"),
+        (200, b"[" * 200_000, "is no chat completion"),
+        (200, b" " * (1 << 20) + b"{}", "has more than 1,048,576 bytes"),
+        (302, b"", "the endpoint answered 302"),
     ],
 )
 async def test_an_answer_that_is_none_is_told(
@@ -179,6 +217,69 @@ async def test_an_answer_that_is_none_is_told(
         await expanded(expander_of(server(expand_endpoint=model.url)), "a fox")
     assert said in str(caught.value)
     assert "secrets" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"", "closed connection"),
+        (b"not HTTP\r\n\r\n", "cannot be asked: not HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200, "more than 100 headers"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{", "cannot be asked"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{", "cannot be asked"),
+    ],
+)
+async def test_a_service_that_speaks_no_http_is_told(answer: bytes, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=_answer_once, args=(listening, answer))
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ExpansionFailed) as caught:
+            await expanded(expander_of(server(expand_endpoint=url)), "a fox")
+        thread.join()
+    assert said in str(caught.value)
+
+
+def _answer_once(listening: socket.socket, answer: bytes) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(1 << 16)
+        connection.sendall(answer)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
+
+
+def test_a_service_that_drips_is_given_up_thread_and_all() -> None:
+    """asyncio.run waits for threads, so one that reads on would hold `generate` up."""
+
+    def drip(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n")
+            for _ in range(300):
+                connection.sendall(b" ")
+                time.sleep(0.1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=drip, args=(listening,))
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        expander = expander_of(server(expand_endpoint=url, expand_timeout="1"))
+        started = time.monotonic()
+        with pytest.raises(ExpansionFailed, match="not expanded within 1 s"):
+            asyncio.run(expanded(expander, "a fox"))
+        assert time.monotonic() - started < 15
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://h:abc/v1", "http://h:99999/v1", "http://h/a b", "http://h/\u00e9", "http://[h"],
+)
+def test_an_address_that_is_none_is_refused_at_the_start(address: str) -> None:
+    with pytest.raises(ConfigError, match="expected an address as in http"):
+        server(expand_endpoint=address)
 
 
 async def test_a_service_that_is_away_is_told(model: Model) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from streamgen.models.checkpoint_files import container_of
 from streamgen.models.checkpoint_keys import strip_wrappers
 from streamgen.models.loader import CheckpointError, load_checkpoint
 from tests.streamgen.checkpoints import (
@@ -131,6 +132,19 @@ def test_q43_the_average_that_is_absent_is_an_error(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("outer", ["", "state_dict"])
+def test_q43_a_container_that_only_names_tell_of(outer: str, tmp_path: Path) -> None:
+    """A module of modules, saved whole, has its parts in its names, in a pickle too."""
+    weights = tiny_weights()
+    other = renamed(tiny_weights(3), lambda name: f"generator.{name}")
+    held = renamed(weights, lambda name: f"generator_ema.model.{name}") | other
+    path = pickled(tmp_path / "toy.pt", {outer: held} if outer else held)
+    name = f"{outer}.generator_ema" if outer else "generator_ema"
+    assert same(loaded(path, name), weights)
+    assert container_of(path, "generator_ema") == (None if outer else "generator_ema")
+    assert "has no container" in refusal(path, f"{name}_2")
+
+
 @pytest.mark.parametrize("containers", [("generator", "generator_ema"), ("generator",)])
 def test_q43_a_choice_that_is_not_made_is_an_error(
     tmp_path: Path, containers: tuple[str, ...]
@@ -239,6 +253,14 @@ def test_q42_damaged_shards_are_refused(tmp_path: Path, damage: str, said: str) 
         texts = {"no map": "{}", "no JSON": "{", "empty map": '{"weight_map": {}}', "empty": ""}
         index.write_text(texts[damage])
     assert said in refusal(index)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800.safetensors", "..", "/etc/hosts", 3])
+def test_q42_names_of_shards_that_are_none_are_refused(name: object, tmp_path: Path) -> None:
+    index = tmp_path / "toy.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"blocks.0": name}}))
+    said = refusal(index)
+    assert "cannot be" in said or "is no file beside it" in said
 
 
 def test_a_folder_must_leave_no_doubt(tmp_path: Path) -> None:

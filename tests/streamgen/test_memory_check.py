@@ -115,6 +115,16 @@ def test_sessions_that_nobody_asked_for_are_as_many_as_fit(free_gb: Say) -> None
     assert fit_memory(config, SELF_FORCING, CPU) == config
 
 
+def test_a_server_starts_with_as_many_sessions_as_fit(free_gb: Say) -> None:
+    """Before the pages are counted: those of the eight that nobody asked for do not fit."""
+    free_gb(30)
+    config = EngineConfig(model="self-forcing", device="cpu", load_format="dummy", decoder="tiny")
+    assert checked_options(config, SELF_FORCING).max_sessions == 3
+    free_gb(15)
+    with pytest.raises(OutOfMemory, match=r"needs .* GB on cpu \(transformer "):
+        checked_options(config, SELF_FORCING)
+
+
 def test_a_session_that_does_not_fit_is_told_what_needs_less(free_gb: Say) -> None:
     free_gb(20)
     with pytest.raises(OutOfMemory, match=r"K/V of 1 session 6\.9.*: --decoder tiny, a smaller"):

@@ -143,6 +143,21 @@ def test_q42_files_that_are_none_end_before_listening(
     assert "damaged, or holds more than tensors" in refused()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        (b"", "is empty (0 bytes)"),
+        (b'{"model": {}}', "tokenizer.json is no tokenizer"),
+    ],
+)
+def test_q42_a_tokenizer_that_is_none_ends_before_listening(
+    content: bytes, said: str, files: Path, refused: Callable[..., str]
+) -> None:
+    (files / "words/tokenizer.json").write_bytes(content)
+    assert said in refused()
+
+
 def test_q42_weights_of_another_size_end_before_listening(
     files: Path, refused: Callable[..., str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from transformers import UMT5Config, UMT5EncoderModel
 
 from streamgen.errors import CheckpointError, ConfigError, InvalidPrompt
 from streamgen.models import umt5
-from streamgen.models.umt5 import UMT5Encoder, cleaned, umt5_layouts, umt5_stack
+from streamgen.models.umt5 import UMT5Encoder, cleaned, read_tokenizer, umt5_layouts, umt5_stack
 from tests.streamgen.checkpoints import Weights, pickled, renamed, saved
 from tests.streamgen.published import (
     SHAPE,
@@ -115,6 +116,17 @@ def test_a_tokenizer_that_is_none_or_does_not_belong_is_refused(tmp_path: Path) 
     write_tokenizer(path, (*WORDS, *(f"word{i}" for i in range(9))))
     with pytest.raises(CheckpointError, match="has 22 tokens, the text encoder 16"):
         umt5.read_tokenizer(path, SHAPE.vocabulary)
+
+
+def test_a_token_beyond_the_encoders_is_refused_however_few_there_are(tmp_path: Path) -> None:
+    """It would be an index error, at the first prompt that has it."""
+    path = tmp_path / "tokenizer.json"
+    write_tokenizer(path)
+    held = json.loads(path.read_text())
+    held["model"]["vocab"]["fox"] = 99_999
+    path.write_text(json.dumps(held))
+    with pytest.raises(CheckpointError, match="has 100000 tokens, the text encoder 16"):
+        read_tokenizer(path, SHAPE.vocabulary)
 
 
 def test_weights_of_another_encoder_are_refused(tmp_path: Path) -> None:
