@@ -75,9 +75,9 @@ class Admissions:
         most = self.config.max_sessions - len(placed)
         if not self.is_live or not most:
             return most
-        if self.ladder.level or len(self.queue):
-            return 0
         loads = [load for load in self._loads(placed) if not load.is_batch]
+        if (self.ladder.level and loads) or len(self.queue):
+            return 0
         usual = self._usual
         for num_more in range(1, most + 1):
             used = self.planner.utilisation([*loads, *[usual] * num_more])

@@ -65,8 +65,11 @@ class OverloadLadder:
         """Decide anew, and return whether the level is another one now.
 
         `utilisation` is that of the sessions as they run, which tells whether more must be traded;
-        `asked` is that of the sessions as they were asked for, whether that can be given back.
+        `asked` is that of the sessions as they were asked for, whether that can be given back; at
+        zero nobody plays, and whoever comes next begins with everything.
         """
+        if asked == 0:
+            return self._clear(now)
         since = max(self._changed_at + SETTLE_S, now - RISE_S)
         is_late = len(self._late) == NUM_LATE and self._late[0] > since
         if is_late or utilisation > TOO_MUCH:
@@ -75,6 +78,14 @@ class OverloadLadder:
         calm_since = max(self._changed_at, self._troubled_at, *self._late)
         is_calm = asked <= ENOUGH and now - calm_since >= self._calm_s
         return is_calm and self._lower(now)
+
+    def _clear(self, now: float) -> bool:
+        if self._rung == 0:
+            return False
+        self._rung, self._changed_at, self._lowered_at = 0, now, -inf
+        self._calm_s = CALM_S
+        self._late.clear()
+        return True
 
     def _raise(self, now: float) -> bool:
         if self._rung + 1 == len(self._rungs):

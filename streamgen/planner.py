@@ -132,7 +132,7 @@ class Planner:
         live = [other for other in loads if not other.is_batch]
         if load.is_batch:
             return Admission(self.utilisation(live))
-        if overload_level:
+        if overload_level and live:  # nobody is slowed where nobody plays
             return Refusal("the device is overloaded and takes no new session")
         used = self.utilisation([*live, load])
         reserved = self._reserved_share(len(live) + 1)

@@ -85,6 +85,17 @@ def test_a_step_back_that_fails_makes_the_next_one_wait_longer() -> None:
     assert run(ladder, 30.5, 5.0) == [1]
 
 
+def test_when_nobody_plays_any_more_everything_is_given_back_at_once() -> None:
+    ladder = OverloadLadder()
+    for now in (0.0, 3.0, 6.0):
+        assert ladder.update(now, utilisation=2.0, asked=2.0)
+    assert ladder.level == 3
+    assert ladder.update(6.1, utilisation=0.0, asked=0.0)
+    assert ladder.level == 0
+    assert not ladder.update(6.2, utilisation=0.0, asked=0.0)
+    assert not ladder.update(7.0, utilisation=0.5, asked=0.5)
+
+
 def test_levels_that_change_nothing_here_are_passed_over() -> None:
     ladder = OverloadLadder(levels=(1, 4, 5))
     assert run(ladder, 0.0, 60.0, late=True) == [1, 4, 5]
@@ -122,7 +133,7 @@ def test_nothing_is_traded_below_the_least_or_above_what_was_asked(
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 3), st.booleans(), st.floats(0, 2), st.floats(0, 2))),
+    st.lists(st.tuples(st.floats(0, 3), st.booleans(), st.floats(0, 2), st.floats(0.01, 2))),
     st.sampled_from([LEVELS, (1,), (2, 5), ()]),
 )
 def test_levels_change_one_by_one_and_not_sooner_than_they_show(

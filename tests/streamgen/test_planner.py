@@ -152,6 +152,12 @@ def test_while_overloaded_the_device_takes_no_live_session() -> None:
     assert isinstance(planner().admit(JOB, [LIVE], ROOM, overload_level=1), Admission)
 
 
+def test_a_device_that_nobody_plays_on_is_overloaded_for_nobody() -> None:
+    """Its ladder may still be up from those who left."""
+    assert isinstance(planner().admit(LIVE, [], ROOM, overload_level=5), Admission)
+    assert isinstance(planner().admit(LIVE, [JOB], ROOM, overload_level=5), Admission)
+
+
 def test_recaches_are_free_while_the_device_has_time() -> None:
     """One session uses 9 % of it: twice a second is no burden."""
     plan, budget = planner(), RecacheBudget()
