@@ -165,7 +165,9 @@ class EngineConfig:
     container: str = option(
         "auto", name, "part of the weights' file to load, as in generator; auto: the preset's"
     )
-    lora: tuple[LoraFile, ...] = option((), lora_files, "LoRA merged at the start, FILE[:SCALE]")
+    lora: tuple[LoraFile, ...] = option(
+        (), lora_files, "LoRA merged at the start, FILE[#PART][:SCALE]"
+    )
     decoder: str | None = option(
         None, choice("full", "tiny"), "decoder of a published model: its own, or the tiny one"
     )

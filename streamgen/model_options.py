@@ -6,17 +6,22 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+FILES: Final = {".safetensors", ".pt", ".pth", ".bin", ".ckpt"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoraFile:
-    """A LoRA to merge at the start, and how strongly; 0 is not at all."""
+    """A LoRA to merge at the start, how strongly (0 is not at all), and which part of its file."""
 
     path: Path
     scale: float = 1.0
+    container: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.scale:g}"
+        part = "" if self.container is None else f"#{self.container}"
+        return f"{self.path}{part}:{self.scale:g}"
 
 
 def weights_path(value: object) -> Path:
@@ -27,22 +32,32 @@ def weights_path(value: object) -> Path:
 
 
 def lora_files(value: object) -> tuple[LoraFile, ...]:
-    """Parse one FILE or FILE:SCALE or a list of them, as flags given several times are."""
+    """Parse one FILE[#PART][:SCALE] or a list of them, as flags given several times are."""
     entries = value if isinstance(value, (list, tuple)) else [value]
     return tuple(entry if isinstance(entry, LoraFile) else _lora_file(entry) for entry in entries)
 
 
 def _lora_file(entry: object) -> LoraFile:
-    rule = "expected FILE or FILE:SCALE with a finite number, as in style.safetensors:0.8"
+    rule = (
+        "expected FILE or FILE:SCALE with a finite number, as in style.safetensors:0.8, or the "
+        "file with its part, as in lora.pt#generator_lora:0.8"
+    )
     if not isinstance(entry, (str, Path)) or not str(entry).strip():
         raise ValueError(rule)
     name, colon, scale = str(entry).rpartition(":")
     if not colon or not re.fullmatch(r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?|nan|[-+]?inf", scale):
-        return LoraFile(Path(str(entry)))
+        return _named(str(entry), 1.0)
     try:
         number = float(scale)
     except ValueError as error:
         raise ValueError(rule) from error
     if not name or not math.isfinite(number):
         raise ValueError(rule)
-    return LoraFile(Path(name), number)
+    return _named(name, number)
+
+
+def _named(name: str, scale: float) -> LoraFile:
+    """Take the part off a file's name: what follows its last #, unless that ends the name."""
+    path, _, part = name.rpartition("#")
+    is_part = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", part) and Path(part).suffix not in FILES
+    return LoraFile(Path(path), scale, part) if path and is_part else LoraFile(Path(name), scale)

@@ -59,7 +59,7 @@ class WeightOptions:
             path=config.weights,
             revision=config.revision,
             container=None if config.container == "auto" else config.container,
-            loras=tuple(LoraSource(lora.path, lora.scale) for lora in config.lora),
+            loras=tuple(LoraSource(lora.path, lora.scale, lora.container) for lora in config.lora),
             decoder=config.decoder,
             text_device=cast(TextDevice, config.text_device),
             device=device,
