@@ -35,7 +35,7 @@ from tests.streamgen.tiny import TINY, tiny_config
 
 CPU = torch.device("cpu")
 SELF_FORCING = PRESETS["self-forcing"]
-LEAST_DB = 40.0  # of pocket's first 48 frames
+LEAST_DB = 35.0  # above, the gate finds no loss that the eye could; of the first 48 frames
 
 
 def fp8(**options: object) -> Studio:
