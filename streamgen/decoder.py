@@ -191,16 +191,20 @@ def measure_decode(vae: VideoVAE, latents: Tensor) -> tuple[float, int]:
 def decode_meanwhile(vae: VideoVAE, latents: Tensor, num_threads: int) -> Iterator[list[float]]:
     """Decode one chunk after another in a thread; when that ended, the list has each one's seconds.
 
-    `latents` are those of a chunk, `[n, C, h, w]`.
+    `latents` are those of a chunk, `[n, C, h, w]`. What is inside begins beside a decode, and there
+    is at least one.
     """
     seconds: list[float] = []
-    ended = Event()
+    began, ended = Event(), Event()
 
     @torch.inference_mode()
     def run() -> None:
-        _set_threads(num_threads)
-        state = vae.decoder_state()
-        while not ended.is_set():
+        try:
+            _set_threads(num_threads)
+            state = vae.decoder_state()
+        finally:
+            began.set()
+        while not (seconds and ended.is_set()):
             start = time.perf_counter()
             _, state = vae.decode_step(latents[None], state)
             seconds.append(time.perf_counter() - start)
@@ -208,6 +212,7 @@ def decode_meanwhile(vae: VideoVAE, latents: Tensor, num_threads: int) -> Iterat
     with ThreadPoolExecutor(1, "decodes") as pool:
         running = pool.submit(run)
         try:
+            began.wait()
             yield seconds
         finally:
             ended.set()
