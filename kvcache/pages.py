@@ -124,8 +124,10 @@ class Scratch:
         shape = (num_pages, geometry.page_tokens, geometry.num_heads, geometry.head_dim)
         with torch.inference_mode(False):
             k, v = (torch.zeros(shape, dtype=geometry.dtype, device=device) for _ in range(2))
-            raw = torch.zeros(shape, dtype=torch.uint8, device=device)
-        return cls(k, v, raw if geometry.is_quantized else None)
+            raw = None
+            if geometry.is_quantized:
+                raw = torch.zeros(shape, dtype=torch.uint8, device=device)
+        return cls(k, v, raw)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

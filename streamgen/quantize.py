@@ -144,7 +144,6 @@ def plain_sample(
     model: Model,
     dtype: torch.dtype,
     room_for_one: RunnerConfig,
-    preset: Preset,
     window: WindowConfig,
 ) -> Tensor | None:
     """Return what a model gives with K/V in its own format, or None where they are so anyhow.
@@ -165,4 +164,4 @@ def plain_sample(
         text_slots=1,
         visible_frames=min(held, frames),
     )
-    return sample(ModelRunner(model.dit, model.text_encoder, dtype, plain), preset, window)
+    return sample(ModelRunner(model.dit, model.text_encoder, dtype, plain), model.preset, window)

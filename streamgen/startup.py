@@ -29,7 +29,7 @@ from streamgen.machine import keep_freed_memory
 from streamgen.measures import Totals
 from streamgen.memory_check import fit_memory, has_graphs, require_loading, require_pages
 from streamgen.model_runner import ModelRunner, RunnerConfig
-from streamgen.models.presets import Preset, build, check_weights, find_preset, served
+from streamgen.models.presets import Model, Preset, build, check_weights, find_preset, served
 from streamgen.models.weights import WeightOptions, require_own_weights
 from streamgen.quality import add_sampler, reference_model
 from streamgen.session_config import checked_window, held_frames
@@ -126,10 +126,9 @@ def start_engine(
     wait for texts. Raises ConfigError, InvalidRequest, CheckpointError or OutOfMemory.
     """
     preset = preset or find_preset(config.model)
-    config = resolve(config, preset)
     device = find_device(config.device)
+    config = fit_memory(resolve(config, preset), preset, device)
     options = weight_options(config, device)
-    config = fit_memory(config, preset, device)
     sizes, window = runner_config(config, preset, device), engine_window(config, preset)
     check_device(config, preset, sizes)
     _set_up(config, device)
@@ -141,20 +140,9 @@ def start_engine(
     one = runner_config(config, preset, device, num_sessions=1)
     dtypes = measured.dtypes if measured else choose_dtypes(config, model, one, window)
     report("warm-up", 0.7)
-    unquantized = quantize.plain_sample(model, dtypes[0], one, preset, window)
-    runner = ModelRunner(model.dit, model.text_encoder, dtypes[0], sizes)
-    if unquantized is not None:
-        psnr = quantize.psnr_db(quantize.sample(runner, preset, window), unquantized)
-        logger.info("fp8 K/V: latents of two chunks have a PSNR of %.1f dB to %s", psnr, dtypes[0])
-    model.vae.to(device, dtypes[1])
     faults = Faults.parse(config.faults)
-    if config.quantization != "none":
-        psnr = quantize.quantize(runner, preset, window)
-        logger.info("fp8: latents of two chunks have a PSNR of %.1f dB against %s", psnr, dtypes[0])
-    if config.compile:
-        compile_blocks(runner.dit)
-    if has_graphs(config, device):
-        runner.capture_graphs(cuda_graphs(), faults)
+    runner = _new_runner(config, model, dtypes[0], sizes, window, faults)
+    model.vae.to(device, dtypes[1])
     measured = measured or measure(runner, model, dtypes[1], window)
     runner.faults = faults
     decoder = StreamingDecoder(
@@ -172,6 +160,32 @@ def start_engine(
         add_sampler(engine, reference, one, on_decoded)
     report("ready", 1.0)
     return engine
+
+
+def _new_runner(
+    config: EngineConfig,
+    model: Model,
+    dtype: torch.dtype,
+    sizes: RunnerConfig,
+    window: WindowConfig,
+    faults: Faults,
+) -> ModelRunner:
+    """Return a runner with all that options ask for, and log what the lossy ones cost."""
+    preset = model.preset
+    one = runner_config(config, preset, sizes.device, num_sessions=1)
+    unquantized = quantize.plain_sample(model, dtype, one, window)
+    runner = ModelRunner(model.dit, model.text_encoder, dtype, sizes)
+    if unquantized is not None:
+        psnr = quantize.psnr_db(quantize.sample(runner, preset, window), unquantized)
+        logger.info("fp8 K/V: latents of two chunks have a PSNR of %.1f dB to %s", psnr, dtype)
+    if config.quantization != "none":
+        psnr = quantize.quantize(runner, preset, window)
+        logger.info("fp8: latents of two chunks have a PSNR of %.1f dB against %s", psnr, dtype)
+    if config.compile:
+        compile_blocks(runner.dit)
+    if has_graphs(config, sizes.device):
+        runner.capture_graphs(cuda_graphs(), faults)
+    return runner
 
 
 def check_device(config: EngineConfig, preset: Preset, sizes: RunnerConfig) -> None:

@@ -144,3 +144,9 @@ class Media(Page):
 def is_colour(colour: list[int], prompt: str) -> bool:
     errors = [abs(a - b) for a, b in zip(colour, RGB[prompt], strict=True)]
     return max(errors) <= MAX_COLOUR_ERROR
+
+
+def resize(browser: Any, width: int, height: int) -> None:
+    """Give the page a window of so many pixels; a narrow one is a phone's."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

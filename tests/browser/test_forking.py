@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.pages import complaints
+from tests.browser.pages import complaints, resize
 from tests.browser.test_two import TwoPanes
 
 pytestmark = pytest.mark.browser
@@ -67,8 +67,7 @@ class Forked(TwoPanes):
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (800, 600), (390, 844)])
 def test_full_screen_shows_both(server: Any, browser: Any, width: int, height: int) -> None:
     """A fork made in full screen stands beside its parent, or under it where it is higher."""
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    resize(browser, width, height)
     page = Forked(browser, server.url)
     page.wait_live()
     page.enter_full_screen()
@@ -122,8 +121,7 @@ def test_notice_is_legible_in_full_screen(server: Any, browser: Any, scheme: str
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1000, 700), (390, 844)])
 def test_notice_covers_no_control(server: Any, browser: Any, width: int, height: int) -> None:
     """What the page says for a while is in nobody's way, in full screen neither."""
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    resize(browser, width, height)
     page = Forked(browser, server.url)
     page.wait_live()
     page.keys("d")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import new_tab
-from tests.browser.pages import BLUE, BOX, PICTURE, RED, RED_SHARE, Page, complaints
+from tests.browser.pages import BLUE, BOX, PICTURE, RED, RED_SHARE, Page, complaints, resize
 
 pytestmark = pytest.mark.browser
 
@@ -188,8 +188,7 @@ def test_hidden_page(server: Any, browser: Any) -> None:
 @pytest.mark.parametrize("width", [360, 390, 768, 1440])
 def test_fits_every_width(server: Any, browser: Any, width: int) -> None:
     """No width makes the page scroll sideways, and the picture and the prompt box can be seen."""
-    metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    resize(browser, width, 844)
     page = Page(browser, server.url)
     page.wait_live()
     assert page.run("return document.documentElement.scrollWidth") <= width

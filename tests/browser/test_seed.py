@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.pages import Page, complaints
+from tests.browser.pages import Page, complaints, resize
 from tests.browser.test_two import TwoPanes
 
 pytestmark = pytest.mark.browser
@@ -60,8 +60,7 @@ def test_the_seed_of_the_address(
 @pytest.mark.parametrize("width", [390, 768, 1024, 1440])
 def test_the_longest_seed_is_not_cut_off(server: Any, browser: Any, width: int) -> None:
     """With one pane and with two, as it is and while it is edited."""
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    resize(browser, width, 900)
     page = TwoPanes(browser, server.url)
     page.wait_live()
     edit = "document.querySelectorAll('.seed').forEach((form) => form.classList.add('edited'))"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.pages import BLUE, RED, SHOWN, Page, complaints
+from tests.browser.pages import BLUE, RED, SHOWN, Page, complaints, resize
 
 pytestmark = pytest.mark.browser
 
@@ -258,8 +258,7 @@ def test_moments_that_are_not_kept(server: Any, heard: Any) -> None:
 @pytest.mark.parametrize("width", [360, 768, 1100, 1440])
 def test_two_fit_every_width(server: Any, browser: Any, width: int) -> None:
     """Both pictures can be seen side by side, and the active one's prompt box below them."""
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    resize(browser, width, 900)
     page = TwoPanes(browser, server.url)
     page.wait_live()
     page.fork()

@@ -163,12 +163,7 @@ def test_the_books_are_right_while_texts_are_encoded(seed: int) -> None:
         for _ in range(400):
             machine.act()
             machine.check()
-        machine.engine.scheduler.max_rows = machine.engine.runner.config.max_rows
-        for session in list(machine.engine.sessions.values()):
-            machine.see_off(session)
-        studio.engine.emit_decoded(wait_for=studio.engine.num_decoding)
-        assert studio.audit() == studio.pool.num_pages == studio.pool.num_unreserved
-        assert not any(studio.engine.runner.text._pins)
+        machine.see_all_off()
         assert not studio.encoder.on_the_loop
 
 

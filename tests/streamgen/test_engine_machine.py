@@ -234,6 +234,15 @@ class Machine:
             assert following.pts_s >= chunk.pts_s + len(chunk.frames) / chunk.fps - 1e-9
             assert following.prompt_revision >= chunk.prompt_revision
 
+    def see_all_off(self) -> None:
+        """Close all sessions in order, and find everything given back."""
+        self.engine.scheduler.max_rows = self.engine.runner.config.max_rows
+        for session in list(self.engine.sessions.values()):
+            self.see_off(session)
+        self.engine.emit_decoded(wait_for=self.engine.num_decoding)
+        assert self.studio.audit() == self.studio.pool.num_pages == self.studio.pool.num_unreserved
+        assert not any(self.engine.runner.text._pins)
+
     def see_off(self, session: Session) -> None:
         """Let a session make what it was asked for, and close it.
 
@@ -279,12 +288,7 @@ def test_q41_whatever_is_done_to_sessions_the_books_are_right_and_all_comes_back
             machine.act()
             machine.check()
         assert {"open", "prompt", "rewind", "fork", "restore", "resume"} <= machine.done.keys()
-        machine.engine.scheduler.max_rows = machine.engine.runner.config.max_rows
-        for session in list(machine.engine.sessions.values()):
-            machine.see_off(session)
-        studio.engine.emit_decoded(wait_for=studio.engine.num_decoding)
-        assert studio.audit() == studio.pool.num_pages == studio.pool.num_unreserved
-        assert not any(studio.engine.runner.text._pins)
+        machine.see_all_off()
         assert studio.engine.num_decoding == studio.engine.num_queued == 0
         assert not studio.engine.step()
         failed = [e for events in studio.events.values() for e in events if isinstance(e, Failed)]

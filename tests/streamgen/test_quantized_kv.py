@@ -132,13 +132,13 @@ def test_the_figures_sample_is_that_of_a_whole_runner(window: WindowConfig) -> N
     config = resolve(tiny_config(window=4, sink=1, kv_cache_dtype="fp8"), TINY)
     one = runner_config(config, TINY, CPU, num_sessions=1)
     model = build(TINY, dummy=True)
-    found = quantize.plain_sample(model, torch.float32, one, TINY, window)
+    found = quantize.plain_sample(model, torch.float32, one, window)
     whole = dataclasses.replace(one, quantized_kv=False, num_frames=40)
     runner = ModelRunner(model.dit, model.text_encoder, torch.float32, whole)
     assert found is not None
     assert torch.equal(found, quantize.sample(runner, TINY, window))
     plain = dataclasses.replace(one, quantized_kv=False)
-    assert quantize.plain_sample(model, torch.float32, plain, TINY, window) is None
+    assert quantize.plain_sample(model, torch.float32, plain, window) is None
 
 
 # Bytes.
