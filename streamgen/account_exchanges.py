@@ -196,7 +196,7 @@ def _offload(load: Load) -> Exchange:
 def _eight_bit_kv(load: Load) -> Exchange:
     small = replace(load, model=replace(load.model, quantized_kv=True))
     now, then = (account_memory.sessions_by_memory(each) for each in (load, small))
-    text = f"memory for {then} sessions in place of {now}, and no time: converted as they are read"
+    text = f"memory for {then} sessions in place of {now}, no faster: converted as they are read"
     return Exchange(ORDER[2], "FP8 K/V", 1.0, text)
 
 
