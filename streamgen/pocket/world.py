@@ -30,7 +30,10 @@ TRANSITION_FRAMES: Final = 12  # a new scene takes over within one chunk
 FLOOR: Final = 88  # row that resting things stand on
 RADIUS: Final = 24.0  # pixels
 BOUNCE_PERIOD: Final = 24  # frames
+BOUNCE_HEIGHT: Final = 24.0  # pixels
 DRIFT_PERIOD: Final = 96  # frames
+PLACES: Final = 3  # where things bounce and rest
+STARTS: Final = {"bounces": 9, "drifts": 8, "rests": PLACES}  # ways that a motion may begin
 
 ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
     "place": ("meadow", "sea", "desert", "snowfield"),
@@ -76,6 +79,18 @@ def random_scene(rng: np.random.Generator) -> Scene:
     """Draw a scene with independent, uniform attributes and a fresh seed."""
     values = {name: str(rng.choice(options)) for name, options in ATTRIBUTES.items()}
     return Scene(**values, seed=int(rng.integers(2**31)))
+
+
+def start_of(scene: Scene) -> int:
+    """Return which of its motion's `STARTS` the scene's seed settles.
+
+    A change to another motion keeps the place where both have one.
+    """
+    place, phase = np.random.default_rng(scene.seed).integers([PLACES, 24])
+    if scene.motion == "drifts":
+        return int(phase) % STARTS["drifts"]
+    phases = STARTS[scene.motion] // PLACES
+    return int(place) * phases + int(phase) % phases
 
 
 def render(
@@ -128,9 +143,7 @@ class _Layers:
     @classmethod
     def of(cls, scene: Scene, frames: Floats, centre: Floats | None = None) -> _Layers:
         if centre is None:
-            rng = np.random.default_rng(scene.seed)
-            slot, phase = rng.integers(3), rng.random()
-            centre = _path(scene.motion, int(slot), float(phase), frames)
+            centre = _path(scene.motion, start_of(scene), frames)
         count = len(frames)
         behind: Floats = np.broadcast_to(
             backdrop(scene.place, scene.time, scene.weather), (count, SIZE, SIZE, 3)
@@ -176,16 +189,21 @@ class _Layers:
         return pixels
 
 
-def _path(motion: str, slot: int, phase: float, frames: Floats) -> Floats:
-    """Return the object's centre `[n, 2]`; it keeps to one of three places or sweeps across."""
-    x: Floats = np.full(len(frames), 40.0 + 24.0 * slot, np.float32)
-    y: Floats = np.full(len(frames), FLOOR - RADIUS, np.float32)
+def _path(motion: str, start: int, frames: Floats) -> Floats:
+    """Return the object's centre `[n, 2]`; it keeps to one of three places or sweeps across.
+
+    Phases are whole latent frames apart, so that one always holds the same part of a motion.
+    """
+    if motion == "drifts":
+        turn = frames / DRIFT_PERIOD + start / STARTS[motion]
+        x: Floats = 64.0 + 34.0 * np.sin(2 * np.pi * turn)
+        return np.stack([x, np.full(len(frames), 50.0)], axis=1).astype(np.float32)
+    place, phase = divmod(start, STARTS[motion] // PLACES)
+    y = np.full(len(frames), FLOOR - RADIUS)
     if motion == "bounces":
-        y -= 34.0 * np.abs(np.sin(np.pi * (frames / BOUNCE_PERIOD + phase)))
-    elif motion == "drifts":
-        x = 64.0 + 34.0 * np.sin(2 * np.pi * (frames / DRIFT_PERIOD + phase))
-        y = np.full(len(frames), 50.0, np.float32)
-    return np.stack([x, y], axis=1).astype(np.float32)
+        turn = frames / BOUNCE_PERIOD + phase * PLACES / STARTS[motion]
+        y -= BOUNCE_HEIGHT * np.abs(np.sin(np.pi * turn))
+    return np.stack([np.full(len(frames), 40.0 + 24.0 * place), y], axis=1).astype(np.float32)
 
 
 def _ball(x: Floats, y: Floats) -> Floats:
