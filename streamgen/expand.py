@@ -8,17 +8,16 @@ nothing is shown that they did not see.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
+import logging
 import os
 import shlex
-import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from streamgen.errors import InvalidPrompt, StreamgenError
+import httpx
+
+from streamgen.errors import ConfigError, InvalidPrompt, StreamgenError
 from streamgen.expand_options import ExpandConfig
 from streamgen.limits import MAX_PROMPT_CHARACTERS, check_prompt
 from streamgen.program_run import ProgramRun
@@ -109,15 +108,12 @@ class CommandWriter:
 class EndpointWriter:
     """A language model behind an OpenAI-compatible endpoint."""
 
-    url: str
+    url: httpx.URL  # of its chat completions
     model: str | None
-    time_limit_s: float
+    client: httpx.AsyncClient
 
     async def write(self, text: str) -> str:
         """Ask the model; the key is the value of OPENAI_API_KEY, if it is set."""
-        return await asyncio.to_thread(self._ask, text)
-
-    def _ask(self, text: str) -> str:
         messages = [
             {"role": "system", "content": INSTRUCTION},
             {"role": "user", "content": text},
@@ -125,60 +121,66 @@ class EndpointWriter:
         body: dict[str, Any] = {"messages": messages}
         if self.model is not None:
             body["model"] = self.model
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY_VARIABLE):
-            headers["Authorization"] = f"Bearer {key}"
-        address = f"{self.url}/chat/completions"
-        written = self._post(address, json.dumps(body).encode(), headers)
+        key = os.environ.get(KEY_VARIABLE)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
-            content = json.loads(written)["choices"][0]["message"]["content"]
+            content = json.loads(await self._post(body, headers))["choices"][0]["message"][
+                "content"
+            ]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise _failed("the endpoint's answer is no chat completion") from error
         if not isinstance(content, str):
             raise _failed("the endpoint's answer has no text")
         return content
 
-    def _post(self, address: str, body: bytes, headers: dict[str, str]) -> bytes:
-        """Return the answer, which must have come within the time limit."""
-        limit = time.monotonic() + self.time_limit_s
+    async def _post(self, body: dict[str, Any], headers: dict[str, str]) -> bytes:
         answer = bytearray()
         try:
-            request = urllib.request.Request(address, body, headers)
-            with _OPENER.open(request, timeout=self.time_limit_s) as response:
-                while (piece := response.read1(1 << 16)) and len(answer) <= MAX_ANSWER_BYTES:
+            async with self.client.stream("POST", self.url, json=body, headers=headers) as response:
+                if not response.is_success:
+                    reason = " ".join(response.reason_phrase.split())
+                    raise _failed(f"the endpoint answered {response.status_code} {reason:.200}")
+                async for piece in response.aiter_bytes():
                     answer += piece
-                    if time.monotonic() > limit:
-                        raise TimeoutError("its answer did not end in time")
-        except urllib.error.HTTPError as error:
-            error.close()
-            reason = " ".join(error.reason.split())
-            raise _failed(f"the endpoint answered {error.code} {reason:.200}") from error
-        except (OSError, http.client.HTTPException, UnicodeError) as error:
+                    if len(answer) > MAX_ANSWER_BYTES:
+                        size = f"{MAX_ANSWER_BYTES:,} bytes"
+                        raise _failed(f"the endpoint's answer has more than {size}")
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise _failed(f"the endpoint cannot be asked: {why:.200}") from error
-        if len(answer) > MAX_ANSWER_BYTES:
-            raise _failed(f"the endpoint's answer has more than {MAX_ANSWER_BYTES:,} bytes")
         return bytes(answer)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follow nowhere: the key is for the service that was named, and a POST would become a GET."""
+def _client() -> httpx.AsyncClient:
+    """Return a client that keeps no connection, so that it may outlive an event loop.
 
-    def redirect_request(self, *arguments: object) -> None:
-        """Return None, which makes the redirect an error."""
-
-
-_OPENER: Final = urllib.request.build_opener(_NoRedirects)
+    It follows no redirects: the key is for the service that was named. Raises ConfigError for a
+    proxy of the environment that is none.
+    """
+    for library in ("httpx", "httpcore"):  # a line for each request, with what is secret in it
+        logging.getLogger(library).setLevel(logging.WARNING)
+    try:
+        return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_keepalive_connections=0))
+    except (ValueError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"the proxy that the environment names cannot be used: {error}; see HTTPS_PROXY,"
+            " HTTP_PROXY, ALL_PROXY and NO_PROXY",
+            param="expand_endpoint",
+        ) from error
 
 
 def expander_of(options: ExpandConfig) -> PromptExpander | None:
-    """Return what options ask for, None for prompts that are shown as they are."""
+    """Return what options ask for, None for prompts that are shown as they are.
+
+    Raises ConfigError when the environment names a proxy that is none.
+    """
     limit_s = options.expand_timeout
     if options.expand_prompt is not None:
         return PromptExpander(CommandWriter(tuple(shlex.split(options.expand_prompt))), limit_s)
     if options.expand_endpoint is not None:
-        url = options.expand_endpoint.rstrip("/")
-        return PromptExpander(EndpointWriter(url, options.expand_model, limit_s), limit_s)
+        address = httpx.URL(options.expand_endpoint)
+        url = address.copy_with(path=f"{address.path.rstrip('/')}/chat/completions")
+        return PromptExpander(EndpointWriter(url, options.expand_model, _client()), limit_s)
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 import sys
@@ -63,6 +64,7 @@ def uvicorn_config(
     Compression is off: JPEG does not shrink, and deflate takes a core. The reader of a realtime
     socket is never blocked, so a ping that goes unanswered for 20 s means that the client is gone.
     """
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Config(
         app,
         ssl_certfile=certfile,
@@ -76,3 +78,8 @@ def uvicorn_config(
         log_config=None,
         server_header=False,
     )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Tell whether uvicorn says something that we do not: who drops a client logs it."""
+    return record.getMessage() != "ASGI callable returned without completing response."

@@ -222,9 +222,9 @@ async def test_an_answer_that_is_none_is_told(
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (b"", "closed connection"),
-        (b"not HTTP\r\n\r\n", "cannot be asked: not HTTP"),
-        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200, "more than 100 headers"),
+        (b"", "cannot be asked: Server disconnected"),
+        (b"not HTTP\r\n\r\n", "cannot be asked: illegal status line"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 30_000, "cannot be asked"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{", "cannot be asked"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{", "cannot be asked"),
     ],
@@ -242,7 +242,7 @@ async def test_a_service_that_speaks_no_http_is_told(answer: bytes, said: str) -
 
 def _answer_once(listening: socket.socket, answer: bytes) -> None:
     connection, _ = listening.accept()
-    with connection:
+    with connection, contextlib.suppress(ConnectionError):  # of a reader who has had enough
         connection.recv(1 << 16)
         connection.sendall(answer)
         connection.shutdown(socket.SHUT_WR)
@@ -250,13 +250,16 @@ def _answer_once(listening: socket.socket, answer: bytes) -> None:
             pass
 
 
-def test_a_service_that_drips_is_given_up_thread_and_all() -> None:
-    """asyncio.run waits for threads, so one that reads on would hold `generate` up."""
+@pytest.mark.parametrize(
+    "begun", [b"HTTP/1.1 200 OK\r\nA: ", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"]
+)
+def test_a_service_that_drips_is_given_up(begun: bytes) -> None:
+    """Nothing reads on, which would hold `generate` up."""
 
     def drip(listening: socket.socket) -> None:
         connection, _ = listening.accept()
         with connection, contextlib.suppress(OSError):
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n")
+            connection.sendall(begun)
             for _ in range(300):
                 connection.sendall(b" ")
                 time.sleep(0.1)
@@ -271,6 +274,23 @@ def test_a_service_that_drips_is_given_up_thread_and_all() -> None:
             asyncio.run(expanded(expander, "a fox"))
         assert time.monotonic() - started < 15
         thread.join()
+
+
+def test_a_proxy_that_is_none_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "carrier-pigeon://coop")
+    with pytest.raises(ConfigError, match=r"carrier-pigeon.*see HTTPS_PROXY"):
+        expander_of(server(expand_endpoint="https://localhost/v1"))
+
+
+async def test_the_address_and_the_key_in_it_are_not_logged(
+    model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    model.says("A fox.")
+    await expanded(expander_of(server(expand_endpoint=f"{model.url}?key=secret-word")), "a fox")
+    ((path, _, _),) = model.asked
+    assert path == "/v1/chat/completions?key=secret-word"
+    assert "secret-word" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,11 @@ async def test_a_viewer_that_is_cut_off_leaves_at_once(serve: Serve, name: str) 
 
 
 @pytest.mark.parametrize("name", STREAMS)
-async def test_a_viewer_that_takes_nothing_is_dropped(serve: Serve, name: str) -> None:
-    """After the send time-out; nobody else waits for it meanwhile."""
+async def test_a_viewer_that_takes_nothing_is_dropped(
+    serve: Serve, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the send time-out, which is told once; nobody else waits for it meanwhile."""
+    caplog.set_level("INFO")
     host = bar_host(width=256, height=256, fps=20)
     host.paint = bars.paint_noise_shot  # too much for the buffers between here and there
     server = await serve(host, send_timeout_s=2.0, bitrate=20_000_000)
@@ -61,6 +64,8 @@ async def test_a_viewer_that_takes_nothing_is_dropped(serve: Serve, name: str) -
             assert before < latest, "it was not dropped"
         assert max(gaps) < 1.0
         assert await num_watching(server, session["id"]) == 1
+    assert caplog.text.count("dropped a client that took nothing for 2 s") == 1
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize("name", STREAMS)
