@@ -32,8 +32,10 @@ RADIUS: Final = 24.0  # pixels
 BOUNCE_PERIOD: Final = 24  # frames
 BOUNCE_HEIGHT: Final = 24.0  # pixels
 DRIFT_PERIOD: Final = 96  # frames
-PLACES: Final = 3  # where things bounce and rest
-STARTS: Final = {"bounces": 9, "drifts": 8, "rests": PLACES}  # ways that a motion may begin
+NUM_STARTS: Final = 9  # ways to begin: three places times three phases of a bounce
+PHASES: Final = 3
+# Where on its way a thing that drifts is, in eighths of the period: in the place of its start.
+DRIFTS: Final = (5, 6, 7, 0, 4, 0, 1, 2, 3)
 
 ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
     "place": ("meadow", "sea", "desert", "snowfield"),
@@ -81,16 +83,9 @@ def random_scene(rng: np.random.Generator) -> Scene:
     return Scene(**values, seed=int(rng.integers(2**31)))
 
 
-def start_of(scene: Scene) -> int:
-    """Return which of its motion's `STARTS` the scene's seed settles.
-
-    A change to another motion keeps the place where both have one.
-    """
-    place, phase = np.random.default_rng(scene.seed).integers([PLACES, 24])
-    if scene.motion == "drifts":
-        return int(phase) % STARTS["drifts"]
-    phases = STARTS[scene.motion] // PLACES
-    return int(place) * phases + int(phase) % phases
+def start_of(seed: int) -> int:
+    """Return which of the `NUM_STARTS` ways to begin a seed settles."""
+    return int(np.random.default_rng(seed).integers(NUM_STARTS))
 
 
 def render(
@@ -143,7 +138,7 @@ class _Layers:
     @classmethod
     def of(cls, scene: Scene, frames: Floats, centre: Floats | None = None) -> _Layers:
         if centre is None:
-            centre = _path(scene.motion, start_of(scene), frames)
+            centre = _path(scene.motion, start_of(scene.seed), frames)
         count = len(frames)
         behind: Floats = np.broadcast_to(
             backdrop(scene.place, scene.time, scene.weather), (count, SIZE, SIZE, 3)
@@ -194,16 +189,16 @@ def _path(motion: str, start: int, frames: Floats) -> Floats:
 
     Phases are whole latent frames apart, so that one always holds the same part of a motion.
     """
-    if motion == "drifts":
-        turn = frames / DRIFT_PERIOD + start / STARTS[motion]
-        x: Floats = 64.0 + 34.0 * np.sin(2 * np.pi * turn)
-        return np.stack([x, np.full(len(frames), 50.0)], axis=1).astype(np.float32)
-    place, phase = divmod(start, STARTS[motion] // PLACES)
-    y = np.full(len(frames), FLOOR - RADIUS)
+    place, phase = divmod(start, PHASES)
+    x: Floats = np.full(len(frames), 40.0 + 24.0 * place)
+    y: Floats = np.full(len(frames), FLOOR - RADIUS)
     if motion == "bounces":
-        turn = frames / BOUNCE_PERIOD + phase * PLACES / STARTS[motion]
-        y -= BOUNCE_HEIGHT * np.abs(np.sin(np.pi * turn))
-    return np.stack([np.full(len(frames), 40.0 + 24.0 * place), y], axis=1).astype(np.float32)
+        turn = frames / BOUNCE_PERIOD + phase / PHASES
+        y = y - BOUNCE_HEIGHT * np.abs(np.sin(np.pi * turn))
+    elif motion == "drifts":
+        x = 64.0 + 34.0 * np.sin(2 * np.pi * (frames / DRIFT_PERIOD + DRIFTS[start] / 8))
+        y = np.full(len(frames), 50.0)
+    return np.stack([x, y], axis=1).astype(np.float32)
 
 
 def _ball(x: Floats, y: Floats) -> Floats:

@@ -4,10 +4,9 @@
         --images 40000 --clips 8000
 
 Shards are safetensors: `latents` float16 `[n, frames, C, 16, 16]`, `labels` uint8 `[n, chunks, 6]`
-(slots of the codebook), `object` bool `[n, frames, 16, 16]`, `start` int8 `[n]` (how the motion
-begins, of `pairing.start_id`; -1 where the clip begins later in the world's time than a stream
-does). `starts.safetensors` holds what each start looks like. An eighth of all combinations of
-attributes never appears: they are what the evaluation calls unseen scenes.
+(slots of the codebook), `object` bool `[n, frames, 16, 16]`, `start` int8 `[n]` (which way the
+clip begins; -1 where that is later in the world's time than a stream does). An eighth of all
+combinations of attributes never appears: they are what the evaluation calls unseen scenes.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from torch.nn import functional as F
 from streamgen.models.taehv import FRAMES_PER_LATENT, STARTUP_FRAMES, TAEHV
 from streamgen.pocket.config import CHUNK_FRAMES, VAE
 from streamgen.pocket.text_encoder import label_indices
-from streamgen.pocket.train.pairing import start_id, start_latents
 from streamgen.pocket.train.vae import encode_clip, random_start
-from streamgen.pocket.world import ATTRIBUTES, Scene, random_scene, render_with_object
+from streamgen.pocket.world import ATTRIBUTES, Scene, random_scene, render_with_object, start_of
 
 CLIP_CHUNKS = 3
 SWITCH_SHARE = 0.45
@@ -80,7 +78,7 @@ def clip_of(rng: np.random.Generator, num_latents: int) -> dict[str, Tensor]:
         "pixels": torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255,
         "object": object_cells(torch.from_numpy(mask)),
         "labels": label_indices(scenes).to(torch.uint8),
-        "start": torch.tensor(start_id(scenes[0]) if start == 0 else -1, dtype=torch.int8),
+        "start": torch.tensor(start_of(scenes[0].seed) if start == 0 else -1, dtype=torch.int8),
     }
 
 
@@ -131,7 +129,6 @@ def main() -> None:
     vae = TAEHV(VAE)
     vae.load_state_dict(load_file(args.vae))
     vae.eval()
-    save_file({"latents": start_latents(vae)}, args.out / "starts.safetensors")
     for kind, total, size, latents in (
         ("images", args.images, 4000, 1),
         ("clips", args.clips, 500, CLIP_CHUNKS * CHUNK_FRAMES),

@@ -31,6 +31,7 @@ from streamgen.pocket.train.dit import (
     batches,
     dropped,
     flow_of,
+    noise_of,
     noisy_part,
     openings_only,
     optimizers_of,
@@ -40,7 +41,6 @@ from streamgen.pocket.train.dit import (
     weighted,
 )
 from streamgen.pocket.train.optim import Average, ramp
-from streamgen.pocket.train.pairing import Pairing
 
 NUM_PASSES = 4
 SUBSTEPS = 3
@@ -87,20 +87,20 @@ def guided_flow(models: Models, rows: dict[str, Tensor], attention: SelfAttentio
     return without + models.guidance * (flow - without)
 
 
-def distill_loss(models: Models, pairing: Pairing, batch: dict[str, Tensor]) -> Tensor:
+def distill_loss(models: Models, batch: dict[str, Tensor]) -> Tensor:
     """Return the regression loss on one random segment a chunk."""
     x0 = batch["latents"].float().unflatten(1, (-1, CHUNK_FRAMES))
     labels = dropped(batch["labels"])
     with torch.no_grad():
-        context = own_context(models.student, x0, pairing.noise(x0, batch["start"]), labels)
+        context = own_context(models.student, x0, noise_of(x0, batch["start"]), labels)
     segment = torch.randint(NUM_PASSES, x0.shape[:2], device=x0.device)
     clips = Clips(x0, context, labels)
-    begun = noised(x0, pairing.noise(x0, batch["start"]), segment)
+    begun = noised(x0, noise_of(x0, batch["start"]), segment)
     error = openings_only(segment_error(models, clips, begun, segment), batch["start"])
     return weighted(error.flatten(1, 2), batch["object"])
 
 
-def opening_loss(models: Models, pairing: Pairing, batch: dict[str, Tensor]) -> Tensor:
+def opening_loss(models: Models, batch: dict[str, Tensor]) -> Tensor:
     """Return the loss on the first chunks of clips alone.
 
     From its own passes the student learns to choose where it has drawn a thing in two places: it
@@ -112,14 +112,11 @@ def opening_loss(models: Models, pairing: Pairing, batch: dict[str, Tensor]) -> 
     segment = torch.multinomial(weights, len(x0), replacement=True)[:, None]
     clips = Clips(x0, x0, labels)
     with torch.no_grad():
-        own = rolled_out(models.student, clips, segment)
+        own = rolled_out(models.student, clips, noise_of(x0, batch["start"]), segment)
     is_own = torch.rand(segment.shape, device=x0.device) < OWN_SHARE
-    noise = pairing.noise(x0, batch["start"])
-    begun = torch.where(wide(is_own), own, noised(x0, noise, segment))
+    begun = torch.where(wide(is_own), own, noised(x0, noise_of(x0, batch["start"]), segment))
     error = segment_error(models, clips, begun, segment)
-    # The thing need not be where the clip has it: all cells count alike.
-    cells = batch["object"][:, :CHUNK_FRAMES] & ~is_own[:, :, None, None]
-    return weighted(error.flatten(1, 2), cells)
+    return weighted(error.flatten(1, 2), batch["object"][:, :CHUNK_FRAMES])
 
 
 def segment_error(models: Models, clips: Clips, begun: Tensor, segment: Tensor) -> Tensor:
@@ -150,10 +147,10 @@ def noised(x0: Tensor, noise: Tensor, segment: Tensor) -> Tensor:
     return (1 - sigma) * x0 + sigma * noise
 
 
-def rolled_out(student: CausalDiT, clips: Clips, segment: Tensor) -> Tensor:
+def rolled_out(student: CausalDiT, clips: Clips, noise: Tensor, segment: Tensor) -> Tensor:
     """Return where the student's own passes lead from noise, up to each chunk's segment."""
     x0, attention = clips.x0, teacher_forcing(clips.x0.shape[1], WINDOW_FRAMES // CHUNK_FRAMES)
-    reached = x = torch.randn_like(x0)
+    reached = x = noise
     for i in range(NUM_PASSES - 1):
         here = torch.full_like(segment, i)
         rows = teacher_forcing_rows(x0, clips.context, x, level(here), clips.labels)
@@ -211,12 +208,12 @@ def train(args: argparse.Namespace) -> None:
     begins = clips["start"] >= 0
     openings = {name: tensor[begins] for name, tensor in clips.items()}
     draw_openings = batches(openings, args.openings, args.device)
-    models, pairing = Models(student, teacher, args.guidance), Pairing.of(args.data, args.device)
+    models = Models(student, teacher, args.guidance)
     started, step, losses = time.monotonic(), 0, []
     while (spent := (time.monotonic() - started) / (60 * args.minutes)) < 1:
         with torch.autocast(args.device, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
-            loss = distill_loss(models, pairing, draw())
-            opening = opening_loss(models, pairing, draw_openings())
+            loss = distill_loss(models, draw())
+            opening = opening_loss(models, draw_openings())
         (loss + opening).backward()
         optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))
         average.update(student)

@@ -22,10 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from streamgen.models.causal_dit import CausalDiT, SelfAttention
 from streamgen.pocket.config import CHUNK_FRAMES, DIT, WINDOW_FRAMES
+from streamgen.pocket.openings import STRENGTH, marks
 from streamgen.pocket.text_encoder import codebook
 from streamgen.pocket.train.data import load_shards
 from streamgen.pocket.train.optim import Average, Optimizers, ramp
-from streamgen.pocket.train.pairing import Pairing
 
 SHIFT = 5.0
 OBJECT_WEIGHT = 5.0
@@ -137,15 +137,13 @@ def image_loss(model: CausalDiT, batch: dict[str, Tensor]) -> Tensor:
     return weighted(flow_of(model, rows, alone) - (noise - x0), batch["object"])
 
 
-def clip_loss(
-    model: CausalDiT, pairing: Pairing, batch: dict[str, Tensor], own_context: float
-) -> Tensor:
+def clip_loss(model: CausalDiT, batch: dict[str, Tensor], own_context: float) -> Tensor:
     """Return the flow loss on clips, with the model's own guesses as context now and then."""
     x0 = batch["latents"].float().unflatten(1, (-1, CHUNK_FRAMES))
     clips, chunks = x0.shape[:2]
     labels = dropped(batch["labels"])
     sigma = sample_sigma((clips, chunks), x0.device)
-    s, noise = sigma[..., None, None, None, None], pairing.noise(x0, batch["start"])
+    s, noise = sigma[..., None, None, None, None], noise_of(x0, batch["start"])
     noisy = (1 - s) * x0 + s * noise
     attention = teacher_forcing(chunks, WINDOW_FRAMES // CHUNK_FRAMES)
     context = x0 + 0.1 * torch.rand(clips, chunks, 1, 1, 1, 1, device=x0.device) * torch.randn_like(
@@ -162,6 +160,14 @@ def clip_loss(
     rows = teacher_forcing_rows(x0, context, noisy, sigma, labels)
     error = noisy_part(flow_of(model, rows, attention), clips, chunks) - (noise - x0)
     return weighted(openings_only(error, batch["start"]).flatten(1, 2), batch["object"])
+
+
+def noise_of(clips: Tensor, start: Tensor) -> Tensor:
+    """Return noise like `clips` `[n, chunks, 3, C, h, w]`; `start` marks that of first chunks."""
+    noise = torch.randn_like(clips)
+    marked = STRENGTH * marks(clips.shape[2:]).to(clips.device)[start.clamp(min=0).long()]
+    noise[:, 0] += torch.where((start >= 0)[:, None, None, None, None], marked, 0)
+    return noise
 
 
 def openings_only(error: Tensor, start: Tensor) -> Tensor:
@@ -256,8 +262,7 @@ def images_of(model: CausalDiT, args: argparse.Namespace) -> Callable[[], Tensor
 def clips_of(model: CausalDiT, args: argparse.Namespace) -> Callable[[], Tensor]:
     """Return a function that returns the loss on a random batch of clips."""
     draw = batches(load_shards(args.data, "clips"), args.batch or 4, args.device)
-    pairing = Pairing.of(args.data, args.device)
-    return lambda: clip_loss(model, pairing, draw(), args.own_context)
+    return lambda: clip_loss(model, draw(), args.own_context)
 
 
 def optimizers_of(model: CausalDiT, lr: float) -> Optimizers:
