@@ -199,7 +199,8 @@ def add_sampler(
             ),
             StreamingDecoder(
                 model.vae.to(real.config.device), real.config.device, torch.float32,
-                num_threads=DECODER_THREADS, state_bytes=engine.measured.state_bytes,
+                num_threads=DECODER_THREADS, pixel_format=engine.decoder.pixel_format,
+                state_bytes=engine.measured.state_bytes,
             ),
             output, on_decoded,
         )
