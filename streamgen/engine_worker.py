@@ -102,6 +102,7 @@ class EngineWorker:
                 on_decoded=lambda: self._commands.put(Wake()),
                 measured=self._measured,
                 encode_beside=self._preset.published is not None,
+                pixel_format=self._config.pixel_format,
             )
             try:
                 self._serve(engine)

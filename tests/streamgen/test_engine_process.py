@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 from streamgen.engine_client import EngineClient
+from streamgen.engine_link import ProcessLink
 from streamgen.errors import EngineStopped, ModelNotReady, StreamgenError
 from streamgen.frame_ring import FrameRing
 from streamgen.messages import Failed, Restarted, SetPrompt, StateChanged, Update
+from tests.streamgen.studio import Studio
 from tests.streamgen.tiny import TINY, tiny_config
 from tests.streamgen.viewers import (
     REQUEST,
@@ -242,6 +244,20 @@ async def test_the_engine_ends_when_its_client_dies() -> None:
     while alive(pid):
         assert time.monotonic() < deadline, pid
         await asyncio.sleep(0.05)
+
+
+async def test_i420_crosses_in_half_the_bytes() -> None:
+    client, _ = await process_client(deterministic=True, pixel_format="i420")
+    stream = await client.open(REQUEST)
+    with Studio(deterministic=True, pixel_format="i420") as studio:
+        expected = studio.make(studio.open(), 3)
+    for chunk, reference in zip(await play(stream, until=2), expected, strict=True):
+        assert chunk.frames.shape[1:] == (48, 48)
+        np.testing.assert_array_equal(chunk.frames, reference.frames)
+    link = client.supervisor.link
+    assert isinstance(link, ProcessLink)
+    assert link._ring.slot_bytes == 12 * 48 * 32 * 3 // 2
+    await client.close()
 
 
 async def test_a_ring_gives_its_slots_in_turn() -> None:
