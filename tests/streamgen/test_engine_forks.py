@@ -7,6 +7,7 @@ import pytest
 
 from streamgen.errors import Capacity, NotFound
 from streamgen.messages import Rewind, SetPrompt, Update
+from streamgen.overload import SHORTER_WINDOW
 from streamgen.text import TextBlend, TextMix
 from tests.streamgen.studio import (
     PASSES,
@@ -164,6 +165,29 @@ def test_a_fork_of_a_session_whose_recache_waits_for_room_shares_no_unwritten_pa
             chunk = studio.make(child, 1)[0]
             assert str(chunk.record.text) == f"scene {n}"
             assert np.isfinite(chunk.latents).all()
+
+
+@pytest.mark.parametrize("sink", [0, 3])
+def test_a_fork_of_a_session_that_was_paused_under_overload_has_its_whole_window(sink: int) -> None:
+    """Its window was shortened, and nothing has been made since that was over."""
+    with Studio(max_sessions=2, window=9, sink=sink, max_utilisation=0.85, max_queue=1) as studio:
+        session = studio.open()
+        studio.make(session, 4)
+        studio.engine.admissions.ladder._rung = SHORTER_WINDOW
+        studio.more(session, 2)
+        studio.engine.control(session.id, Update(paused=True))
+        while studio.step():
+            pass
+        studio.engine.admissions.ladder._rung = 0
+        child = studio.engine.fork(session.id)
+        studio.engine.control(session.id, Update(paused=False))
+        for one in (session, child):
+            assert all(np.isfinite(chunk.latents).all() for chunk in studio.more(one, 4))
+            studio.rest(one)
+            assert one.table is not None
+            assert len(one.table.frames) == 9
+            studio.engine.close(one.id)
+        assert studio.audit() == studio.pool.num_pages == studio.pool.num_unreserved
 
 
 @pytest.mark.parametrize("transition", ["recache", "reset"])
