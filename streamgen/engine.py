@@ -124,10 +124,12 @@ class StreamEngine:
         return self.lives.add(self.lives.new(config), queue=True)
 
     def restore(
-        self, record: SessionRecord, session_id: str | None = None, *, suspended: bool = False
-    ) -> Session:
+        self, record: SessionRecord, session_id: str | None = None, *,
+        suspended: bool = False, had_place: bool = False,
+    ) -> Session:  # fmt: skip
         """Go on with a session from its record, as after `open`; `suspended`: without pages.
 
+        One that `had_place` in an engine that is gone is weighed for memory alone.
         Raises Capacity, or InvalidRequest when its settings do not fit this engine.
         """
         session = self.lives.new(record.config, session_id, record)
@@ -136,7 +138,7 @@ class StreamEngine:
             session.phase = SessionState.SUSPENDED
             self.sessions[session.id] = session
             return session
-        return self.lives.add(session, queue=True, for_memory=session_id is not None)
+        return self.lives.add(session, queue=True, for_memory=had_place)
 
     def fork(self, session_id: str, at_chunk: int | None = None) -> Session:
         """Return a new session that shares another's past up to a chunk, by default its newest.

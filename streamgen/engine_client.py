@@ -239,11 +239,11 @@ class EngineClient:
     # The engine's life.
 
     def engine_ready(self) -> None:
-        """Hand all streams to a new engine, and then what waited for it."""
+        """Hand all streams to a new engine in their turn, and then what waited for it."""
         if not self._first_ready.done():
             self._first_ready.set_result(None)
         waiting = [*self._asked.values()]
-        for stream in self.list():
+        for stream in sorted(self.list(), key=lambda stream: stream.turn):
             self._hand_over(stream)
         for asked in waiting:
             self._send(asked)
@@ -278,8 +278,7 @@ class EngineClient:
         if wanted is not None and record.num_generated >= wanted:
             self._take(stream, StateChanged("closed", "done"))  # its last word was lost
             return
-        is_suspended = stream.state == "suspended"
-        command = Restore(next(self._call_numbers), record, stream.id, is_suspended)
+        command = Restore(next(self._call_numbers), record, stream.id, stream.state)
         self._send(_Asked(command, asyncio.get_running_loop().create_future()))
 
     def _restored(self, stream: EngineStream, answer: Answer) -> None:
