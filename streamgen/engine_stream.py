@@ -21,6 +21,7 @@ from streamgen.messages import (
     Receipt,
     Restarted,
     StateChanged,
+    Superseded,
 )
 from streamgen.overload import ACTIONS
 from streamgen.record import SessionRecord
@@ -119,7 +120,7 @@ class EngineStream:
             if not self._chunks.put(dataclasses.replace(item, started_event_ids=started)):
                 item.release()
             return
-        if not isinstance(item, Applied) or item.event_id != self._told:
+        if not isinstance(item, Applied | Superseded) or item.event_id != self._told:
             self._events.put(item)
         if isinstance(item, Overloaded):
             self._overload = item.level

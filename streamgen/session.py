@@ -232,12 +232,10 @@ class Session:
     def accept(self, control: Control, now: float) -> tuple[Receipt, list[Superseded]]:
         """Accept a control for the next chunk whose first pass has not started.
 
-        Raises InvalidRequest or NotFound and leaves everything as it was.
+        A blend that it cuts short has begun to act, and is not superseded. Raises InvalidRequest or
+        NotFound and leaves everything as it was.
         """
         before = self.pending.event_ids()
-        blend = None if self._ends_blend or (self.blend and self.blend.is_done) else self.blend
-        if blend is not None:
-            before.add(blend.event_id)
         event_id = control.event_id or f"event-{secrets.token_hex(6)}"
         control = dataclasses.replace(control, event_id=event_id)
         if isinstance(control, SetPrompt):
@@ -247,13 +245,7 @@ class Session:
         else:
             self._accept_update(control)
         left = self.pending.event_ids()
-        if blend is not None and not self._ends_blend:
-            left.add(blend.event_id)
         return Receipt(event_id, self.revision), [Superseded(e) for e in sorted(before - left)]
-
-    @property
-    def _ends_blend(self) -> bool:
-        return self.pending.prompt is not None or self.pending.rewind is not None
 
     def _accept_prompt(self, control: SetPrompt, now: float) -> None:
         text = limits.check_prompt(control.prompt)

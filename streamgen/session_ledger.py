@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
 
 from streamgen import limits
 from streamgen.history import History
@@ -26,8 +25,6 @@ from streamgen.messages import (
 )
 from streamgen.record import ChunkRecord, LogEntry, SessionRecord
 from streamgen.text import TextBlend, TextMix, as_mix
-
-_TIME_ERROR_S: Final = 1e-6  # of media times, which are sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +101,6 @@ class SessionLedger:
         self._rest = dataclasses.replace(self._rest, revision=revision)
         if isinstance(control, Update) and control.paused is not None:
             self._rest = dataclasses.replace(self._rest, paused=control.paused)
-        elif isinstance(control, SetPrompt | Rewind) and self._blend is not None:
-            self._blend = None  # it has been told that it is superseded
 
     def take(self, item: Chunk | Event) -> None:
         """Note what the engine sends."""
@@ -156,10 +151,7 @@ class SessionLedger:
     def _follow_script(self, chunk: ChunkRecord) -> None:
         """Drop the entries that were due with this chunk."""
         while self._script:
-            entry = self._script[0]
-            by_number = entry.at_chunk is not None and entry.at_chunk <= chunk.index
-            by_time = entry.at_s is not None and entry.at_s <= chunk.pts_s + _TIME_ERROR_S
-            if not by_number and not by_time:
+            if not self._script[0].is_due(chunk.index, chunk.pts_s):
                 return
             self._script.popleft()
 
@@ -169,7 +161,6 @@ class SessionLedger:
             return None
         begun = [c for c in chunk.controls if isinstance(c, SetPrompt)]
         blend = begun[-1] if begun else self._blend
-        if blend is None:  # superseded after this chunk had begun
-            return None
+        assert blend is not None, chunk.index
         _, left, curve = limits.check_transition("blend", blend.blend_chunks, blend.blend_curve)
         return SetPrompt(chunk.text.end, "blend", left - 1, curve, blend.event_id)

@@ -167,6 +167,23 @@ def test_a_fork_of_a_session_whose_recache_waits_for_room_shares_no_unwritten_pa
             assert np.isfinite(chunk.latents).all()
 
 
+@pytest.mark.parametrize("place", ["at_s", "at_chunk"])
+def test_a_fork_of_an_earlier_chunk_follows_the_score_from_there_on(place: str) -> None:
+    """What the parent has left behind is still to come for the child; and what it gave away is."""
+    places = {"at_s": (1.0, 2.0, 4.0, 60.0), "at_chunk": (2, 3, 6, 80)}[place]
+    score = [{place: at, "prompt": f"scene {n}"} for n, at in enumerate(places)]
+    with Studio(history_seconds=30, max_sessions=4) as studio:
+        session = studio.open(score=score)
+        expected = [str(c.record.text) for c in studio.make(session, 9)]
+        assert expected[2:4] == ["scene 0", "scene 1"]
+        assert expected[-1] == "scene 2"
+        child = studio.engine.fork(session.id, 2)
+        assert [str(c.record.text) for c in studio.make(child, 6)] == expected[3:]
+        assert len(child.script) == 1
+        grandchild = studio.engine.fork(child.id, 2)  # of a past that it had from its parent
+        assert [str(c.record.text) for c in studio.make(grandchild, 6)] == expected[3:]
+
+
 @pytest.mark.parametrize("sink", [0, 3])
 def test_a_fork_of_a_session_that_was_paused_under_overload_has_its_whole_window(sink: int) -> None:
     """Its window was shortened, and nothing has been made since that was over."""

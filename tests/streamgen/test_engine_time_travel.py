@@ -101,7 +101,7 @@ def test_a_rewind_ends_a_blend_and_shows_the_mix_of_its_chunk() -> None:
         chunks = studio.make(session, 8)
         half = TextMix((("a red ball", 0.5), ("a star", 0.5)))
         assert [c.record.text for c in chunks[6:]] == [half] * 2
-        assert [e.event_id for e in studio.events[session.id] if isinstance(e, Superseded)] == ["b"]
+        assert not any(isinstance(e, Superseded) for e in studio.events[session.id])
 
 
 def test_a_rewind_across_a_reset_is_in_the_earlier_scene_again() -> None:
