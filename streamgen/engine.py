@@ -170,8 +170,8 @@ class StreamEngine:
         check_control(self.runner.text_encoder, control)
         before = session.state
         if isinstance(control, Rewind):
-            session.history.find(limits.check_chunk(control.to_chunk, "to_chunk"))
-            self.admissions.check_rewind(session, self.sessions.values(), self.clock())
+            chunk = session.history.find(limits.check_chunk(control.to_chunk, "to_chunk"))
+            self.admissions.check_rewind(session, chunk, self.sessions.values(), self.clock())
         if isinstance(control, Update):
             check_update(control, self.preset)  # what is wrong in itself is said first
             self.admissions.check_update(session, control, self.sessions.values())

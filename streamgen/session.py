@@ -106,6 +106,11 @@ class Session:
         self.started_at = self.opened_at
 
     @property
+    def pace(self) -> tuple[int, int]:
+        """Return the steps and frames a second that it has once all that is pending acts."""
+        return self.pending.pace_after(self.steps, self.fps, self.history)
+
+    @property
     def state(self) -> SessionState:
         """Return the state as a viewer should see it."""
         active = self.phase in (SessionState.STARTING, SessionState.RUNNING)
