@@ -196,8 +196,7 @@ class StreamEngine:
         """Free a session's pages at once and keep the latents that remake them. Idempotent."""
         session = self.find(session_id)
         if session.phase is not SessionState.SUSPENDED:
-            self.lives.free(session)
-            self.lives.enter(session, SessionState.SUSPENDED)
+            self.lives.suspend(session)
 
     def resume(self, session_id: str) -> None:
         """Go on where `suspend` stopped: K/V and the decoder's memory are remade from the latents.

@@ -106,6 +106,14 @@ class Lives:
             session.work.abort()
         self.admissions.give_back(session, self.clock())
 
+    def suspend(self, session: Session) -> None:
+        """Let a session go on without a place, in the queue or on the device."""
+        waited = session.phase is SessionState.QUEUED
+        self.free(session)
+        self.enter(session, SessionState.SUSPENDED)
+        if waited:
+            self.tell_positions()
+
     def fail(self, session: Session, error: Exception) -> None:
         """End a session with an error that its viewers see."""
         logger.error("session %s failed", session.id, exc_info=error)
