@@ -105,7 +105,7 @@ class SessionLedger:
     def take(self, item: Chunk | Event) -> None:
         """Note what the engine sends."""
         if isinstance(item, Chunk):
-            self._take_chunk(item.record)
+            self._take_chunk(item.record, end_s=item.pts_s + item.record.num_frames / item.fps)
         elif isinstance(item, Superseded | Rejected):
             self._pending = [c for c in self._pending if c.event_id != item.event_id]
         elif isinstance(item, StateChanged):
@@ -118,8 +118,8 @@ class SessionLedger:
         if len(self._history) > 0 and not self._is_suspended:
             self._log.append(LogEntry(self._rest.num_chunks, None))
 
-    def _take_chunk(self, chunk: ChunkRecord) -> None:
-        # Of steps and fps the chunk has what the device could do, not what was asked for.
+    def _take_chunk(self, chunk: ChunkRecord, end_s: float) -> None:
+        """Note a chunk that ends at a time: its record has the frame rate that was asked for."""
         steps, fps = self._rest.steps, self._rest.fps
         for control in chunk.controls:
             if isinstance(control, Rewind):
@@ -145,7 +145,7 @@ class SessionLedger:
             num_chunks=chunk.index + 1,
             num_model_chunks=chunk.draw + 1,
             num_generated=chunk.first_frame_index + chunk.num_frames,
-            pts_s=chunk.pts_s + chunk.num_frames / chunk.fps,
+            pts_s=end_s,
         )
 
     def _follow_script(self, chunk: ChunkRecord) -> None:

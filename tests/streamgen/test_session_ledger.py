@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from streamgen.messages import Chunk, Control, Event, Rewind, SetPrompt, Update
+from streamgen.overload import LOWER_FPS
 from streamgen.record import LogEntry, SessionRecord
 from streamgen.session import Session
 from streamgen.session_ledger import SessionLedger, Settings
@@ -155,6 +156,19 @@ def test_what_was_asked_for_outlives_what_an_overloaded_device_did() -> None:
         record = followed.ledger.record()
         assert (record.num_chunks, record.steps, record.fps) == (2, 2, 16)
         assert (record.chunks[-1].steps, record.chunks[-1].fps) == (1, 4)
+
+
+def test_time_goes_on_from_where_a_lower_frame_rate_under_overload_has_brought_it() -> None:
+    with Studio(max_utilisation=0.85, max_queue=1) as studio:
+        followed = Followed(studio)
+        followed.make(2)
+        studio.engine.admissions.ladder._rung = LOWER_FPS
+        chunks = followed.make(5)
+        assert chunks[-1].fps == 12
+        record = followed.compare()
+        newest = followed.make(record.num_chunks)[-1]
+        assert record.pts_s == newest.pts_s + len(newest.frames) / newest.fps
+        assert record.fps == 16
 
 
 def test_a_score_is_left_behind_as_it_is_played() -> None:
