@@ -231,8 +231,7 @@ class EngineClient:
             asked.answer.set_result(result)
 
     def _adopt(self, opened: Opened) -> EngineStream:
-        history_frames = round((self.config.history_seconds or 0.0) * opened.record.config.fps)
-        ledger = SessionLedger(opened.record, history_frames)
+        ledger = SessionLedger(opened.record, self.config.history_seconds or 0.0)
         stream = self._streams[opened.session_id] = EngineStream(self, opened, ledger)
         return stream
 

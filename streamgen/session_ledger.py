@@ -40,11 +40,11 @@ class Settings:
 class SessionLedger:
     """Keep the record of one session, from the one that it was opened with on.
 
-    `history_frames` are the pixel frames to keep beyond the window, as the engine does.
+    `history_seconds` are those of video to keep beyond the window, as the engine does.
     """
 
-    def __init__(self, record: SessionRecord, history_frames: int) -> None:
-        self._history = History(record.config.window, history_frames, record.chunks)
+    def __init__(self, record: SessionRecord, history_seconds: float) -> None:
+        self._history = History(record.config.window, history_seconds, record.chunks)
         self._pending: list[Control] = list(record.pending)
         self._log: list[LogEntry] = list(record.log)
         self._script = deque(record.script)

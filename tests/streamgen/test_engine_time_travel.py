@@ -184,6 +184,17 @@ def test_a_session_at_rest_can_be_rewound(how: str) -> None:
         assert "back" in chunk.started_event_ids
 
 
+@pytest.mark.parametrize("fps", [4, 60])
+def test_a_session_remembers_so_many_seconds_at_whatever_frame_rate(fps: int) -> None:
+    with Studio(history_seconds=4) as studio:
+        session = studio.open()
+        studio.engine.control(session.id, Update(fps=fps))
+        chunks = studio.make(session, 40)
+        long_ago = next(c for c in chunks if c.pts_s > session.pts_s - 4)
+        studio.engine.control(session.id, Rewind(long_ago.index))
+        assert len(session.history) <= 4 * fps / 12 + 6
+
+
 def test_the_frame_rate_may_change_at_any_chunk_and_time_never_goes_back() -> None:
     with Studio(deterministic=True) as studio:
         session = studio.open()

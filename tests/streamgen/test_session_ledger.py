@@ -36,9 +36,8 @@ class Followed:
 
         self.engine.output = self.engine.lives.output = follow
         self.session: Session = studio.open(**fields)  # type: ignore[arg-type]
-        frames = round((self.engine.config.history_seconds or 0) * self.session.config.fps)
         record = self.engine.record(self.session.id)
-        self.ledger = SessionLedger(record, frames)
+        self.ledger = SessionLedger(record, self.engine.config.history_seconds or 0.0)
 
     def control(self, control: Control) -> None:
         self.ledger.accepted(control, self.engine.control(self.session.id, control))
