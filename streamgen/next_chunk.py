@@ -236,5 +236,5 @@ def take_up(session: Session, record: SessionRecord) -> None:
     session.revision = record.revision - bumps
     session.shown_revision = record.chunks[-1].revision if record.chunks else 0
     for control in record.pending:
-        session.accept(control, session.opened_at)
+        session.accept(control, session.opened_at, again=True)
     session.paused = record.paused

@@ -234,11 +234,13 @@ class Session:
 
     # Controls.
 
-    def accept(self, control: Control, now: float) -> tuple[Receipt, list[Superseded]]:
+    def accept(
+        self, control: Control, now: float, *, again: bool = False
+    ) -> tuple[Receipt, list[Superseded]]:
         """Accept a control for the next chunk whose first pass has not started.
 
-        A blend that it cuts short has begun to act, and is not superseded. Raises InvalidRequest or
-        NotFound and leaves everything as it was.
+        A blend cut short has begun and is not superseded. Raises InvalidRequest or NotFound, and
+        leaves all as it was; `again`, a rewind whose chunk was let go is rejected when it is due.
         """
         before = self.pending.event_ids()
         event_id = control.event_id or f"event-{secrets.token_hex(6)}"
@@ -246,11 +248,14 @@ class Session:
         if isinstance(control, SetPrompt):
             self._accept_prompt(control, now)
         elif isinstance(control, Rewind):
-            self._accept_rewind(control)
+            if not again:
+                self._check_rewind(control)
+            self.revision += 1
+            self.pending = Pending(rewind=control)
         else:
             self._accept_update(control)
-        left = self.pending.event_ids()
-        return Receipt(event_id, self.revision), [Superseded(e) for e in sorted(before - left)]
+        gone = sorted(before - self.pending.event_ids())
+        return Receipt(event_id, self.revision), [Superseded(event) for event in gone]
 
     def _accept_prompt(self, control: SetPrompt, now: float) -> None:
         text = limits.check_prompt(control.prompt)
@@ -261,14 +266,12 @@ class Session:
         self.pending.prompt = NewPrompt(control, text, transition, num_chunks, curve, now)
         self.pending.is_held = self.pending.is_exact = False
 
-    def _accept_rewind(self, control: Rewind) -> None:
-        limits.check_chunk(control.to_chunk, "to_chunk")
+    def _check_rewind(self, rewind: Rewind) -> None:
+        limits.check_chunk(rewind.to_chunk, "to_chunk")
         if self.config.num_frames is not None:
             message = "a video of num_frames has an end and cannot be rewound; fork it instead"
             raise InvalidRequest(message, param="to_chunk")
-        self.history.find(control.to_chunk)
-        self.revision += 1
-        self.pending = Pending(rewind=control)
+        self.history.find(rewind.to_chunk)
 
     def _accept_update(self, control: Update) -> None:
         check_update(control, self.preset)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -121,7 +123,7 @@ def fast(studio: Studio) -> Session:
     return session
 
 
-BUSY: dict[str, object] = {
+BUSY: dict[str, Any] = {
     "max_sessions": 4,
     "max_queue": 2,
     "max_utilisation": 0.12,

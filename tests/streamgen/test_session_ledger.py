@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from streamgen.messages import Chunk, Control, Event, Rewind, SetPrompt, Update
+from streamgen.engine_commands import Opened
+from streamgen.engine_stream import EngineStream
+from streamgen.messages import (
+    Applied,
+    Chunk,
+    Control,
+    Event,
+    Rewind,
+    SetPrompt,
+    StateChanged,
+    Superseded,
+    Update,
+)
 from streamgen.overload import LOWER_FPS
 from streamgen.record import LogEntry, SessionRecord
 from streamgen.session import Session
@@ -190,3 +202,22 @@ def test_a_suspension_is_in_the_log_for_a_replay_to_repeat() -> None:
         followed.make(6)
         record = followed.compare()
         assert record.log == (LogEntry(record.log[0].chunk_index, None),)
+
+
+async def test_a_blend_that_is_cut_short_after_a_replacement_was_applied_before_it() -> None:
+    with Studio() as studio:
+        followed = Followed(studio)
+        followed.make(2)
+        followed.control(SetPrompt("a star", "blend", 9, event_id="a"))
+        followed.make(5)
+        opened = Opened(followed.session.id, followed.ledger.record(), "running")
+        stream = EngineStream(cast(Any, None), opened, followed.ledger)
+        stream.replaced("running")
+        again = studio.engine.restore(stream.record())
+        studio.engine.control(again.id, SetPrompt("a box", "cut", event_id="b"))
+        studio.make(again, 1)
+        for event in studio.events[again.id]:
+            stream.take(event)
+        stream.take(StateChanged("closed"))
+    told = [e async for e in stream.events() if isinstance(e, Applied | Superseded)]
+    assert [event.event_id for event in told] == ["b"]
