@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
 
 import numpy as np
 import pytest
@@ -123,17 +123,17 @@ def fast(studio: Studio) -> Session:
     return session
 
 
-BUSY: dict[str, Any] = {
-    "max_sessions": 4,
-    "max_queue": 2,
-    "max_utilisation": 0.12,
-    "history_seconds": 10,
-}
+def busy() -> Studio:
+    """Return an engine with time for one fast session, and costs that stay as they are."""
+    studio = Studio(max_sessions=4, max_queue=2, max_utilisation=0.12, history_seconds=10)
+    planner = studio.engine.admissions.planner
+    planner.costs = copy.deepcopy(planner.costs)
+    return studio
 
 
 def test_settings_that_wait_for_the_next_chunk_count_in_what_is_weighed_after_them() -> None:
     """Each of the two has time, and both together have not."""
-    with Studio(**BUSY) as studio:
+    with busy() as studio:
         session, _ = studio.open(), studio.open("other", seed=2)
         studio.engine.control(session.id, Update(fps=60))
         with pytest.raises(Capacity, match="with 4 steps at 60 frames a second"):
@@ -143,7 +143,7 @@ def test_settings_that_wait_for_the_next_chunk_count_in_what_is_weighed_after_th
 
 
 def test_a_rewind_to_what_took_more_time_than_there_is_now_is_refused() -> None:
-    with Studio(**BUSY) as studio:
+    with busy() as studio:
         session = fast(studio)
         studio.open("other", seed=2)
         with pytest.raises(Capacity, match="with 4 steps at 60 frames a second"):
@@ -162,7 +162,7 @@ def test_a_rewind_to_what_took_more_time_than_there_is_now_is_refused() -> None:
 def test_what_is_asked_of_a_session_without_a_place_counts_when_it_takes_one(
     change: Control,
 ) -> None:
-    with Studio(**BUSY) as studio:
+    with busy() as studio:
         session = fast(studio)
         studio.engine.suspend(session.id)
         studio.open("other", seed=2)
