@@ -231,7 +231,12 @@ def _call(engine: StreamEngine, command: Call) -> object:
     if isinstance(command, Open):
         session = engine.open(command.request)
     elif isinstance(command, Restore):
-        session = engine.restore(command.record, command.session_id, suspended=command.suspended)
+        session = engine.restore(
+            command.record,
+            command.session_id,
+            suspended=command.state == "suspended",
+            had_place=command.state != "queued",
+        )
     elif isinstance(command, Fork):
         session = engine.fork(command.session_id, command.at_chunk)
     else:
