@@ -89,12 +89,13 @@ class Admissions:
         return self.planner.busy_share(self._loads(_placed(sessions)))
 
     def check(self, session: Session, sessions: Iterable[Session]) -> None:
-        """Raise Capacity unless the session may have a place at once."""
+        """Raise Capacity unless the session may have a place at once, before nobody who waits."""
         placed = _placed(sessions)
         answer = self._weigh(session, placed)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Refusal) or len(self.queue):
             ages = self._ages(placed, session.opened_at)
-            raise Capacity(answer.reason, retry_after_s=self.queue.retry_after_s(ages))
+            reason = answer.reason if isinstance(answer, Refusal) else "others wait for a place"
+            raise Capacity(reason, retry_after_s=self.queue.retry_after_s(ages))
 
     def place(
         self,
@@ -111,7 +112,7 @@ class Admissions:
         """
         placed = _placed(sessions)
         answer = self._weigh(session, placed, for_memory=for_memory)
-        if isinstance(answer, Admission) and (len(self.queue) == 0 or not queue or for_memory):
+        if isinstance(answer, Admission) and (len(self.queue) == 0 or for_memory):
             return True
         if isinstance(answer, Refusal) and not answer.fits_later:
             raise InvalidRequest(answer.reason, param="window")

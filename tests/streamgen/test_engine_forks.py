@@ -147,6 +147,20 @@ def test_a_fork_that_cannot_be_leaves_the_parent_as_it_was() -> None:
         assert_same(studio.make(session, 6), expected)
 
 
+@pytest.mark.parametrize("at_chunk", [None, 0])
+def test_a_fork_takes_no_place_before_who_waits(at_chunk: int | None) -> None:
+    with Studio(deterministic=True, max_sessions=2, max_queue=1) as studio:
+        session, other = studio.open(), studio.open("other")
+        studio.rest(session, 2)
+        waits = studio.open("waits")
+        assert waits.state.value == "queued"
+        studio.engine.close(other.id)
+        with pytest.raises(Capacity, match="others wait"):
+            studio.engine.fork(session.id, at_chunk)
+        studio.step()
+        assert waits.state.value != "queued"
+
+
 def test_a_fork_of_a_session_whose_recache_waits_for_room_shares_no_unwritten_page() -> None:
     """Eight begin one at once, and a pass has room for some: the others' pages are empty then."""
     with Studio(max_sessions=16, window=18) as studio:
