@@ -251,7 +251,7 @@ class Session:
             if not again:
                 self._check_rewind(control)
             self.revision += 1
-            self.pending = Pending(rewind=control)
+            self.pending = Pending(rewind=control, paused=self.pending.paused)  # it acts already
         else:
             self._accept_update(control)
         gone = sorted(before - self.pending.event_ids())
