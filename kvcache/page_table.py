@@ -40,7 +40,8 @@ class PageTable:
     ) -> None:
         config.validate(chunk_frames)
         self.pool = pool
-        self.config = config
+        self.config = config  # may be replaced by one of a shorter window, and back
+        self._reserved_for = config
         self.chunk_frames = chunk_frames
         self.fused = fused
         self.first_frame = first_frame
@@ -189,12 +190,10 @@ class PageTable:
         """
         self._check_open()
         child = PageTable(
-            self.pool,
-            self.config,
-            self.chunk_frames,
-            fused=self.fused,
-            first_frame=self.first_frame,
-        )
+            self.pool, self._reserved_for, self.chunk_frames,
+            fused=self.fused, first_frame=self.first_frame,
+        )  # fmt: skip
+        child.config = self.config
         child.next_frame, child._pinned = self.next_frame, self._pinned
         child._held = dict(sorted((self._held | self._evicted).items()))
         child._spare = [*self._staged.values(), *self._spare]  # in the same order, as sums go by it

@@ -16,16 +16,9 @@ from streamgen.limits import UNLIMITED
 from streamgen.messages import Queued, Update
 from streamgen.model_runner import ModelRunner
 from streamgen.models.presets import Preset
-from streamgen.overload import (
-    FEWER_STEPS,
-    LEVELS,
-    RE_ANCHOR,
-    SHORTER_WINDOW,
-    OverloadLadder,
-    Settings,
-    traded,
-)
+from streamgen.overload import RE_ANCHOR, OverloadLadder, Settings, levels_of, traded
 from streamgen.planner import BOUND, Admission, Planner, Refusal, SessionLoad, Space
+from streamgen.record import ChunkRecord
 from streamgen.session import Session
 from streamgen.slack import slack_s
 from streamgen.wait_queue import WaitQueue
@@ -61,7 +54,9 @@ class Admissions:
         bound = BOUND if config.max_utilisation is None else config.max_utilisation
         self.planner = Planner(costs, runner.config.max_rows, capacity, bound)
         self.queue = WaitQueue(config.max_queue)
-        self.ladder = OverloadLadder(_levels(config, preset))
+        can_be_fewer = config.steps is None or config.steps > preset.step_range[0]
+        levels = levels_of(fewer_steps=can_be_fewer, shorter_window=config.window != UNLIMITED)
+        self.ladder = OverloadLadder(levels)
         self._watched_at = 0.0
         steps, fps = config.steps or preset.steps, config.fps or preset.fps
         chunk_pixels = preset.chunks.chunk_frames * preset.chunks.temporal_factor
@@ -94,12 +89,13 @@ class Admissions:
         return self.planner.busy_share(self._loads(_placed(sessions)))
 
     def check(self, session: Session, sessions: Iterable[Session]) -> None:
-        """Raise Capacity unless the session may have a place at once."""
+        """Raise Capacity unless the session may have a place at once, before nobody who waits."""
         placed = _placed(sessions)
         answer = self._weigh(session, placed)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Refusal) or len(self.queue):
             ages = self._ages(placed, session.opened_at)
-            raise Capacity(answer.reason, retry_after_s=self.queue.retry_after_s(ages))
+            reason = answer.reason if isinstance(answer, Refusal) else "others wait for a place"
+            raise Capacity(reason, retry_after_s=self.queue.retry_after_s(ages))
 
     def place(
         self,
@@ -116,7 +112,7 @@ class Admissions:
         """
         placed = _placed(sessions)
         answer = self._weigh(session, placed, for_memory=for_memory)
-        if isinstance(answer, Admission) and (len(self.queue) == 0 or not queue or for_memory):
+        if isinstance(answer, Admission) and (len(self.queue) == 0 or for_memory):
             return True
         if isinstance(answer, Refusal) and not answer.fits_later:
             raise InvalidRequest(answer.reason, param="window")
@@ -170,7 +166,8 @@ class Admissions:
             self.runner.pool.geometry.bytes_for(frames), self.decoder.state_bytes, self._text_bytes
         )
         is_batch = session.is_batch or not self.is_live
-        return SessionLoad(session.steps, session.chunk_pixels, session.fps, space, is_batch)
+        steps, fps = session.pace
+        return SessionLoad(steps, session.chunk_pixels, fps, space, is_batch)
 
     @staticmethod
     def _ages(placed: list[Session], now: float) -> list[float]:
@@ -183,8 +180,14 @@ class Admissions:
         loads = self._loads(_placed(sessions))
         return not self.is_live or self.planner.may_recache(session.recaches, loads, now)
 
-    def check_rewind(self, session: Session, sessions: Iterable[Session], now: float) -> None:
-        """Take a rewind from the session's budget, or raise Capacity with the wait."""
+    def check_rewind(
+        self, session: Session, chunk: ChunkRecord, sessions: Iterable[Session], now: float
+    ) -> None:
+        """Take a rewind to a chunk from the session's budget, or raise Capacity with the wait.
+
+        Raises it too when the pace that the chunk was made at is more than the device has.
+        """
+        self._check_pace(session, chunk.steps, chunk.fps, sessions)
         if not self.may_recache(session, sessions, now):
             wait_s = self.planner.recache_wait_s(
                 session.recaches, self._loads(_placed(sessions)), now
@@ -196,12 +199,16 @@ class Admissions:
 
     def check_update(self, session: Session, control: Update, sessions: Iterable[Session]) -> None:
         """Raise Capacity when more steps or frames would need more than the device has."""
+        steps, fps = session.pace
+        self._check_pace(session, control.steps or steps, control.fps or fps, sessions)
+
+    def _check_pace(
+        self, session: Session, steps: int, fps: int, sessions: Iterable[Session]
+    ) -> None:
         placed = _placed(sessions)
         others = self._loads(s for s in placed if s is not session)
         now = self._load(session)
-        asked = dataclasses.replace(
-            now, steps=control.steps or now.steps, fps=control.fps or now.fps
-        )
+        asked = dataclasses.replace(now, steps=steps, fps=fps)
         if session.table is None or now.is_batch or not any(not o.is_batch for o in others):
             return
         before = self.planner.utilisation([*others, now])
@@ -283,16 +290,6 @@ class Admissions:
         if settings is None:
             return load
         return dataclasses.replace(load, steps=settings.steps, fps=settings.fps)
-
-
-def _levels(config: EngineConfig, preset: Preset) -> list[int]:
-    """Return the levels of the ladder that change something here."""
-    without = set()
-    if config.steps is not None and config.steps <= preset.step_range[0]:
-        without.add(FEWER_STEPS)
-    if config.window == UNLIMITED:
-        without.add(SHORTER_WINDOW)
-    return [level for level in LEVELS if level not in without]
 
 
 def _placed(sessions: Iterable[Session]) -> list[Session]:

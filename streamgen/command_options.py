@@ -20,7 +20,7 @@ from streamgen.expand_options import ExpandConfig, length_s
 SERVER_ONLY: Final = frozenset(
     {
         "max_sessions", "max_session_seconds", "max_queue", "history_seconds", "stall_timeout",
-        "sample_quality", "gate",
+        "sample_quality", "gate", "pixel_format",
     }
 )  # fmt: skip
 LIVE_ONLY: Final = SERVER_ONLY | {"max_utilisation"}

@@ -125,6 +125,7 @@ class EngineConfig:
     sink: int | None = option(None, whole(0), "first latent frames that stay visible for ever")
     dtype: str = option("auto", choice("auto", "bf16", "fp32"), "number format; auto measures")
     device: str = option("auto", name, "auto, cpu, cuda or cuda:N")
+    pixel_format: str = option("auto", choice("auto", "rgb", "i420"), "of frames; auto: by device")
     attention_backend: str = option(
         "auto",
         choice("auto", "sdpa", "varlen", "flashinfer", "flash_attn"),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from streamgen.decode_lane import DecodeLane, Moment, decode_lane
 from streamgen.faults import NO_FAULTS, Faults
+from streamgen.pixels import to_pixels
 
 # Latents after which a decoder's memory is what it would be had it seen the whole stream. Blocks of
 # the tiny one remember a frame each: three and three at the latents' rate and three at twice it
@@ -63,6 +64,7 @@ class StreamingDecoder:
         dtype: torch.dtype,
         *,
         num_threads: int | None,
+        pixel_format: str = "rgb",
         state_bytes: int = 0,
         faults: Faults = NO_FAULTS,
         lane: DecodeLane | None = None,
@@ -70,6 +72,7 @@ class StreamingDecoder:
         self._lane = lane or decode_lane(device)
         self.device = device
         self.dtype = dtype
+        self.pixel_format = pixel_format
         self.state_bytes = state_bytes  # of one stream, on the device
         self.num_oom = 0  # times that the device's memory was full; of the decoder's thread
         self._num_threads = num_threads
@@ -93,7 +96,8 @@ class StreamingDecoder:
         """Return another decoder over the same weights, with a thread of its own."""
         return StreamingDecoder(
             self._vae, self.device, self.dtype,
-            num_threads=self._num_threads, state_bytes=self.state_bytes,
+            num_threads=self._num_threads, pixel_format=self.pixel_format,
+            state_bytes=self.state_bytes,
         )  # fmt: skip
 
     def open(self) -> DecoderStream:
@@ -104,9 +108,9 @@ class StreamingDecoder:
     def submit(
         self, stream: DecoderStream, latents: Tensor, num_frames: int
     ) -> Future[npt.NDArray[np.uint8]]:
-        """Decode latents `[n, C, h, w]` next; the result is the first `num_frames`, uint8 RGB.
+        """Decode latents `[n, C, h, w]` next; the result is the first `num_frames`, uint8.
 
-        The array `[num_frames, H, W, 3]` is read-only.
+        The array is read-only: `[num_frames, H, W, 3]` in RGB, `[num_frames, H * 3/2, W]` in I420.
         """
         moment = self._lane.now()
         return self._pool.submit(self._twice, self._decode, stream, latents, moment, num_frames)
@@ -161,9 +165,7 @@ class StreamingDecoder:
         with self._lane.after(moment, latents):
             batch = latents[None].to(self.device, self.dtype)
             frames, state = self._vae.decode_step(batch, stream.state)
-            wanted = frames[0, :num_frames].to(torch.float32, copy=True)
-            wanted = wanted.mul_(255).round_().to(torch.uint8)
-            pixels = self._lane.fetch(wanted.permute(0, 2, 3, 1).contiguous())
+            pixels = self._lane.fetch(to_pixels(frames[0, :num_frames], self.pixel_format))
         stream.state = state
         pixels.flags.writeable = False
         if num_frames:

@@ -29,6 +29,24 @@ def mean_square(a: Pixels, b: Pixels) -> float:
     return float(np.mean(difference * difference))
 
 
+def mean_square_i420(a: Pixels, b: Pixels) -> float:
+    """Return the mean squared difference of I420 pictures `[n, h * 3/2, w]` once they are RGB.
+
+    That of their planes would be smaller: an error in luma is one in all three colours.
+    """
+    num, rows, width = a.shape
+    size = rows * 2 // 3 * width
+    red_share, green_share, blue_share = LUMA.tolist()
+    difference = (a.astype(np.float32) - b).reshape(num, -1)
+    luma, blue, red = np.split(difference, [size, size * 5 // 4], axis=1)
+    luma = luma.reshape(num, rows // 3, 2, width // 2, 2) * (PEAK / 219)
+    of_four = (num, rows // 3, 1, width // 2, 1)  # pixels that have one chroma
+    blue = luma + blue.reshape(of_four) * (PEAK / 112 * (1 - blue_share))
+    red = luma + red.reshape(of_four) * (PEAK / 112 * (1 - red_share))
+    green = (luma - red_share * red - blue_share * blue) / green_share
+    return float(np.mean(red * red + green * green + blue * blue)) / 3
+
+
 def psnr_db(mse: float) -> float:
     """Return the PSNR of a mean squared error in dB, at most `EQUAL_DB`."""
     if mse <= 0:

@@ -124,10 +124,12 @@ class StreamEngine:
         return self.lives.add(self.lives.new(config), queue=True)
 
     def restore(
-        self, record: SessionRecord, session_id: str | None = None, *, suspended: bool = False
-    ) -> Session:
+        self, record: SessionRecord, session_id: str | None = None, *,
+        suspended: bool = False, had_place: bool = False,
+    ) -> Session:  # fmt: skip
         """Go on with a session from its record, as after `open`; `suspended`: without pages.
 
+        One that `had_place` in an engine that is gone is weighed for memory alone.
         Raises Capacity, or InvalidRequest when its settings do not fit this engine.
         """
         session = self.lives.new(record.config, session_id, record)
@@ -136,7 +138,7 @@ class StreamEngine:
             session.phase = SessionState.SUSPENDED
             self.sessions[session.id] = session
             return session
-        return self.lives.add(session, queue=True, for_memory=session_id is not None)
+        return self.lives.add(session, queue=True, for_memory=had_place)
 
     def fork(self, session_id: str, at_chunk: int | None = None) -> Session:
         """Return a new session that shares another's past up to a chunk, by default its newest.
@@ -168,8 +170,8 @@ class StreamEngine:
         check_control(self.runner.text_encoder, control)
         before = session.state
         if isinstance(control, Rewind):
-            session.history.find(limits.check_chunk(control.to_chunk, "to_chunk"))
-            self.admissions.check_rewind(session, self.sessions.values(), self.clock())
+            chunk = session.history.find(limits.check_chunk(control.to_chunk, "to_chunk"))
+            self.admissions.check_rewind(session, chunk, self.sessions.values(), self.clock())
         if isinstance(control, Update):
             check_update(control, self.preset)  # what is wrong in itself is said first
             self.admissions.check_update(session, control, self.sessions.values())
@@ -194,8 +196,7 @@ class StreamEngine:
         """Free a session's pages at once and keep the latents that remake them. Idempotent."""
         session = self.find(session_id)
         if session.phase is not SessionState.SUSPENDED:
-            self.lives.free(session)
-            self.lives.enter(session, SessionState.SUSPENDED)
+            self.lives.suspend(session)
 
     def resume(self, session_id: str) -> None:
         """Go on where `suspend` stopped: K/V and the decoder's memory are remade from the latents.

@@ -231,19 +231,18 @@ class EngineClient:
             asked.answer.set_result(result)
 
     def _adopt(self, opened: Opened) -> EngineStream:
-        history_frames = round((self.config.history_seconds or 0.0) * opened.record.config.fps)
-        ledger = SessionLedger(opened.record, history_frames)
+        ledger = SessionLedger(opened.record, self.config.history_seconds or 0.0)
         stream = self._streams[opened.session_id] = EngineStream(self, opened, ledger)
         return stream
 
     # The engine's life.
 
     def engine_ready(self) -> None:
-        """Hand all streams to a new engine, and then what waited for it."""
+        """Hand all streams to a new engine in their turn, and then what waited for it."""
         if not self._first_ready.done():
             self._first_ready.set_result(None)
         waiting = [*self._asked.values()]
-        for stream in self.list():
+        for stream in sorted(self.list(), key=lambda stream: stream.turn):
             self._hand_over(stream)
         for asked in waiting:
             self._send(asked)
@@ -278,8 +277,7 @@ class EngineClient:
         if wanted is not None and record.num_generated >= wanted:
             self._take(stream, StateChanged("closed", "done"))  # its last word was lost
             return
-        is_suspended = stream.state == "suspended"
-        command = Restore(next(self._call_numbers), record, stream.id, is_suspended)
+        command = Restore(next(self._call_numbers), record, stream.id, stream.state)
         self._send(_Asked(command, asyncio.get_running_loop().create_future()))
 
     def _restored(self, stream: EngineStream, answer: Answer) -> None:

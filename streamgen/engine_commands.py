@@ -26,12 +26,15 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Go on with a session from its record, under its old id or a new one; answered with Opened."""
+    """Go on with a session from its record, under its old id or a new one; answered with Opened.
+
+    `state` is the one that it had at an engine that is gone; one that is new has no place yet.
+    """
 
     call: int
     record: SessionRecord
     session_id: str | None = None
-    suspended: bool = False
+    state: str = "queued"
 
 
 @dataclass(frozen=True, slots=True)

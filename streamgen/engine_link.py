@@ -25,6 +25,7 @@ from streamgen.engine_worker import EngineWorker
 from streamgen.errors import EngineStopped
 from streamgen.frame_ring import FrameRing
 from streamgen.models.presets import Preset
+from streamgen.pixels import frame_bytes
 from streamgen.warm_up import Measured
 
 # A worker stops between two passes. One that does not is stuck: it is asked, told, then killed.
@@ -102,11 +103,11 @@ class ProcessLink:
         self, preset: Preset, config: EngineConfig, measured: Measured | None = None
     ) -> None:
         assert config.size is not None, "the options are resolved first"
-        width, height = config.size
         frames = preset.chunks.temporal_factor * max(
             preset.chunks.chunk_frames, preset.chunks.num_frames(0)
         )
-        self._ring_size = (SLOTS_PER_SESSION * config.max_sessions, frames * width * height * 3)
+        slot_bytes = frames * frame_bytes(config.pixel_format, *config.size)
+        self._ring_size = (SLOTS_PER_SESSION * config.max_sessions, slot_bytes)
         self._arguments = (config, preset, measured)
         self._outgoing: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []

@@ -17,9 +17,11 @@ from streamgen.messages import (
     Control,
     Event,
     Overloaded,
+    Queued,
     Receipt,
     Restarted,
     StateChanged,
+    Superseded,
 )
 from streamgen.overload import ACTIONS
 from streamgen.record import SessionRecord
@@ -55,6 +57,7 @@ class EngineStream:
         self._chunks: _Feed[Chunk] = _Feed()
         self._events: _Feed[Event] = _Feed()
         self._overload = 0
+        self._position = 0  # in the queue, while it waits there
         self._told: str | None = None  # a blend that began before the engine was replaced
 
     def chunks(self) -> AsyncIterator[Chunk]:
@@ -81,6 +84,11 @@ class EngineStream:
         Raises StreamgenError when there is no room or the chunk is not kept.
         """
         return await self._caller.admit(partial(Fork, session_id=self.id, at_chunk=at_chunk))
+
+    @property
+    def turn(self) -> tuple[bool, int]:
+        """Order streams for an engine that begins anew: who waits comes last, as in the queue."""
+        return self.state == "queued", self._position
 
     def record(self) -> SessionRecord:
         """Return the session as it is after the newest chunk that came, without waiting."""
@@ -112,10 +120,12 @@ class EngineStream:
             if not self._chunks.put(dataclasses.replace(item, started_event_ids=started)):
                 item.release()
             return
-        if not isinstance(item, Applied) or item.event_id != self._told:
+        if not isinstance(item, Applied | Superseded) or item.event_id != self._told:
             self._events.put(item)
         if isinstance(item, Overloaded):
             self._overload = item.level
+        elif isinstance(item, Queued):
+            self._position = item.position
         elif isinstance(item, StateChanged):
             self.state = item.state
             if item.state in ENDED:

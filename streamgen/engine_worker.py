@@ -102,6 +102,7 @@ class EngineWorker:
                 on_decoded=lambda: self._commands.put(Wake()),
                 measured=self._measured,
                 encode_beside=self._preset.published is not None,
+                pixel_format=self._config.pixel_format,
             )
             try:
                 self._serve(engine)
@@ -230,7 +231,12 @@ def _call(engine: StreamEngine, command: Call) -> object:
     if isinstance(command, Open):
         session = engine.open(command.request)
     elif isinstance(command, Restore):
-        session = engine.restore(command.record, command.session_id, suspended=command.suspended)
+        session = engine.restore(
+            command.record,
+            command.session_id,
+            suspended=command.state == "suspended",
+            had_place=command.state != "queued",
+        )
     elif isinstance(command, Fork):
         session = engine.fork(command.session_id, command.at_chunk)
     else:

@@ -6,6 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Final
 
 from kvcache import WindowConfig
 from streamgen.decoder import PRIME_LATENTS
@@ -13,19 +14,21 @@ from streamgen.errors import NotFound
 from streamgen.record import ChunkRecord
 from streamgen.text import Text
 
+_TIME_ERROR_S: Final = 1e-6  # of media times, which are sums
+
 
 class History:
     """Records of chunks in the order they were made, on the branch that the session is on.
 
-    Kept are those that the window or the decoder's memory can need, the sink, and `num_frames`
-    pixel frames before them, to go back to.
+    Kept are those that the window or the decoder's memory can need, the sink, and the last
+    `seconds` of video before the newest, to go back to, whatever its frame rate was.
     """
 
     def __init__(
-        self, window: WindowConfig, num_frames: int, chunks: Iterable[ChunkRecord] = ()
+        self, window: WindowConfig, seconds: float, chunks: Iterable[ChunkRecord] = ()
     ) -> None:
         self.window = window
-        self.num_frames = num_frames
+        self.seconds = seconds
         self.chunks: deque[ChunkRecord] = deque(chunks)
 
     def __len__(self) -> int:
@@ -39,9 +42,9 @@ class History:
         self.chunks.append(chunk)
         if self.window.window_frames is None:
             return
-        reach = chunk.first_frame_index - self.num_frames
+        reach_s = chunk.pts_s - self.seconds + _TIME_ERROR_S
         needed: set[int] = set()
-        for early in [c for c in self.chunks if c.first_frame_index + c.num_frames > reach]:
+        for early in [c for c in self.chunks if c.pts_s + c.num_frames / c.fps > reach_s]:
             needed |= {id(c) for c in self._seen_after(early, self._reach)}
         texts: dict[int, Text] = {}  # of a sink that a recache made again which is forgotten now
         for recaching in [c for c in self.chunks if id(c) not in needed]:

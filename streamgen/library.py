@@ -28,8 +28,9 @@ class Engine:
     """A model, loaded and warm.
 
     `model` is its name, and `options` are those of `EngineConfig`; or `model` is an `EngineConfig`
-    that says all. `preset` stands in for the named one, as in tests. Raises ConfigError for an
-    option that does not exist or has an impossible value.
+    that says all. `preset` stands in for the named one, as in tests. Frames are RGB, whatever a
+    server's `pixel_format` is. Raises ConfigError for an option that does not exist or has an
+    impossible value.
     """
 
     def __init__(

@@ -55,9 +55,8 @@ class Lives:
         record: SessionRecord | None = None,
     ) -> Session:  # fmt: skip
         """Return a session that has no place yet, taken up from its record if it has one."""
-        seconds = self.config.history_seconds or 0.0
         chunks = () if record is None else record.chunks
-        history = History(config.window, round(seconds * config.fps), chunks)
+        history = History(config.window, self.config.history_seconds or 0.0, chunks)
         session_id = session_id or f"session-{secrets.token_hex(6)}"
         max_rows = self.admissions.runner.config.max_rows
         session = Session(session_id, config, self.preset, self.clock(), history, max_rows)
@@ -105,6 +104,14 @@ class Lives:
         if session.work is not None:
             session.work.abort()
         self.admissions.give_back(session, self.clock())
+
+    def suspend(self, session: Session) -> None:
+        """Let a session go on without a place, in the queue or on the device."""
+        waited = session.phase is SessionState.QUEUED
+        self.free(session)
+        self.enter(session, SessionState.SUSPENDED)
+        if waited:
+            self.tell_positions()
 
     def fail(self, session: Session, error: Exception) -> None:
         """End a session with an error that its viewers see."""

@@ -80,7 +80,8 @@ def keep() -> None:
 class Chunk:
     """The frames made together, all under one prompt revision and seed.
 
-    `frames` is uint8 `[n, height, width, 3]` RGB, read-only; `record` is what makes it again.
+    `frames` is uint8 and read-only: RGB `[n, height, width, 3]`, or I420 `[n, height * 3/2, width]`
+    where the engine was told so; `record` is what makes the chunk again.
     Chunk and frame numbers and `pts_s` never go back, whatever is reset. `generation_s` counts from
     when the chunk could begin to when its frames were there. The three lists name the controls that
     begin with this chunk, are under way in it and are complete after it. `frames` may lie in memory

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import torch
@@ -51,7 +52,7 @@ __all__ = ["ModelRunner", "Row", "RunnerConfig", "StepBatch"]
 logger: Final = logging.getLogger(__name__)
 
 WARM_UP_CHUNKS: Final = 8
-MEASURED_PASSES: Final = 3
+MEASURED_PASSES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,9 +256,10 @@ class ModelRunner:
             logger.warning("passes run eagerly, as capturing them failed at %s", problem)
 
     def measure_s(self, window: WindowConfig, sizes: Sequence[int] = (1,)) -> dict[int, float]:
-        """Return the seconds of passes of so many rows with a well filled window: the best of some.
+        """Return the seconds that passes of so many rows usually take with a well filled window.
 
-        Serves as warm-up too; leaves no trace in the pool.
+        The median of some: the best would let in more than can be played. Serves as warm-up too;
+        leaves no trace in the pool.
         """
         frames = self.config.chunk_frames
         held = window.window_frames or window.max_frames or frames
@@ -291,4 +293,4 @@ class ModelRunner:
             if self.config.device.type == "cuda":
                 torch.cuda.synchronize(self.config.device)
             times.append(time.perf_counter() - start)
-        return min(times[1:])
+        return median(times[1:])

@@ -21,9 +21,7 @@ def follow_script(session: Session, now: float) -> list[Superseded]:
     superseded: list[Superseded] = []
     while session.spec is None and session.script:
         entry = session.script[0]
-        by_number = entry.at_chunk is not None and entry.at_chunk <= session.num_chunks
-        by_time = entry.at_s is not None and entry.at_s <= session.pts_s + 1e-6
-        if not by_number and not by_time:
+        if not entry.is_due(session.num_chunks, session.pts_s):
             break
         session.script.popleft()
         if entry.control is None:
@@ -45,7 +43,7 @@ def go_back(session: Session, now: float) -> list[Superseded]:
     assert session.work is None
     chunk = session.history.go_back(rewind.to_chunk)
     session.pending.is_rewound = True
-    ended, session.blend = session.blend, None  # it was told so when the rewind was accepted
+    session.blend = None
     session.text, session.seed, session.steps = as_mix(chunk.text), chunk.seed, chunk.steps
     session.fps = chunk.fps
     session.epoch, session.num_model_chunks = chunk.epoch, chunk.draw + 1
@@ -56,8 +54,7 @@ def go_back(session: Session, now: float) -> list[Superseded]:
     if spec is None:
         return []
     session.num_chunks -= 1  # it failed, and is not tried again
-    told = None if ended is None or ended.is_done else ended.event_id
-    return [Superseded(event_id) for event_id in spec.event_ids if event_id != told]
+    return [Superseded(event_id) for event_id in spec.event_ids]
 
 
 def next_spec(
@@ -114,8 +111,7 @@ def _lay_out(
     num_frames = layout.first_pixel_frame(draw + 1) - layout.first_pixel_frame(draw)
     wanted = session.config.num_frames
     left = num_frames if wanted is None else wanted - session.num_generated
-    # A prompt that is held has superseded the blend that goes on until it can be shown.
-    blending = () if blend is None or session.pending.prompt is not None else (blend.event_id,)
+    blending = () if blend is None else (blend.event_id,)
     begun = (c.event_id for c in controls if c.event_id is not None)
     active = tuple(dict.fromkeys((*blending, *begun)))
     goes_on = blending if blend is not None and not blend.is_done else ()
@@ -176,7 +172,8 @@ def past_of(session: Session, at_chunk: int | None) -> SessionRecord:
     """Return what a fork begins with: the past up to a chunk, by default the newest.
 
     What was asked of the parent since is the parent's, but for a blend that is under way, and for
-    the rest of the script. Numbers go on after that chunk. Raises NotFound when it is not kept.
+    what the script has for later than that chunk. Numbers go on after it. Raises NotFound when it
+    is not kept.
     """
     record = record_of(session)
     newest = record.chunks[-1] if record.chunks else None
@@ -194,9 +191,11 @@ def past_of(session: Session, at_chunk: int | None) -> SessionRecord:
     last = session.history.find(at_chunk)
     chunks = record.chunks[: record.chunks.index(last) + 1]
     rebuilt = LogEntry(last.index + 1, None)
+    given = session.config.script  # more of it is to come again than is left of it here
     return dataclasses.replace(
         record,
         chunks=chunks,
+        script=tuple(e for e in given if not e.is_due(last.index, last.pts_s)),
         text=as_mix(last.text),
         revision=last.revision,
         seed=last.seed,
@@ -237,5 +236,5 @@ def take_up(session: Session, record: SessionRecord) -> None:
     session.revision = record.revision - bumps
     session.shown_revision = record.chunks[-1].revision if record.chunks else 0
     for control in record.pending:
-        session.accept(control, session.opened_at)
+        session.accept(control, session.opened_at, again=True)
     session.paused = record.paused

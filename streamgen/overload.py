@@ -29,6 +29,13 @@ LONGEST_CALM_S: Final = 160.0
 NUM_LATE: Final = 2  # late chunks within RISE_S that are no accident
 
 
+def levels_of(*, fewer_steps: bool, shorter_window: bool) -> list[int]:
+    """Return the levels that change something where steps or windows can be less, or cannot."""
+    without = {FEWER_STEPS} if not fewer_steps else set()
+    without |= {SHORTER_WINDOW} if not shorter_window else set()
+    return [level for level in LEVELS if level not in without]
+
+
 class OverloadLadder:
     """Go up one level while chunks are late, and down one after a calm while.
 

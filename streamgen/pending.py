@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from streamgen import limits
 from streamgen.errors import InvalidRequest
 from streamgen.messages import Control, Rewind, SetPrompt, Update
 from streamgen.models.presets import Preset
+from streamgen.record import ChunkRecord
 from streamgen.text import TextBlend, TextMix
 
 
@@ -75,6 +76,21 @@ class Pending:
     def due_prompt(self) -> NewPrompt | None:
         """Return the prompt that the next chunk begins with."""
         return None if self.is_held else self.prompt
+
+    def pace_after(self, steps: int, fps: int, chunks: Iterable[ChunkRecord]) -> tuple[int, int]:
+        """Return the steps and frames a second that are in effect once all this acts.
+
+        `chunks` are those that can be gone back to.
+        """
+        if self.rewind is not None and not self.is_rewound:
+            for chunk in chunks:
+                if chunk.index == self.rewind.to_chunk:
+                    steps, fps = chunk.steps, chunk.fps
+        if self.steps is not None:
+            steps = self.steps.steps or steps
+        if self.fps is not None:
+            fps = self.fps.fps or fps
+        return steps, fps
 
     def split(self) -> tuple[Pending, Pending]:
         """Return what the next chunk takes, and what it leaves."""

@@ -21,7 +21,7 @@ import torch
 from streamgen.decoder import StreamingDecoder
 from streamgen.decoding import Denoised, Frames
 from streamgen.device_state import weight_bytes
-from streamgen.distances import mean_square, psnr_db
+from streamgen.distances import mean_square, mean_square_i420, psnr_db
 from streamgen.engine import StreamEngine
 from streamgen.errors import GenerationFailed, StreamgenError
 from streamgen.lives import Output
@@ -122,7 +122,8 @@ class QualitySampler:
             self._sample = dataclasses.replace(sample, frames=result)
             return True
         elif result is not None and sample.frames is not None:
-            psnr = psnr_db(mean_square(result, sample.frames))
+            distance = mean_square if result.ndim == 4 else mean_square_i420
+            psnr = psnr_db(distance(result, sample.frames))
             logger.debug("a sampled chunk has %.1f dB", psnr)
             self._meter.quality(psnr)
             self._sample = None
@@ -199,7 +200,8 @@ def add_sampler(
             ),
             StreamingDecoder(
                 model.vae.to(real.config.device), real.config.device, torch.float32,
-                num_threads=DECODER_THREADS, state_bytes=engine.measured.state_bytes,
+                num_threads=DECODER_THREADS, pixel_format=engine.decoder.pixel_format,
+                state_bytes=engine.measured.state_bytes,
             ),
             output, on_decoded,
         )

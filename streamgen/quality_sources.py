@@ -20,6 +20,7 @@ import torch
 from av.error import FFmpegError
 from safetensors import SafetensorError, safe_open
 
+from streamgen.command_options import LIVE_ONLY
 from streamgen.config import EngineConfig, read_settings
 from streamgen.decoder import StreamingDecoder
 from streamgen.device import find_device
@@ -71,8 +72,8 @@ def is_options(source: str) -> bool:
 def options_of(engine: EngineConfig, text: str, side: str) -> EngineConfig:
     """Return the engine's options with those of KEY=VALUE,... in their place.
 
-    Raises ConfigError for an option that does not exist or a value it cannot have, for one that is
-    given twice, and for another model.
+    Raises ConfigError for an option that does not exist, a value it cannot have, one that is given
+    twice or is a server's alone, and for another model.
     """
     flags: dict[str, object] = {}
     for entry in text.split(","):
@@ -85,6 +86,10 @@ def options_of(engine: EngineConfig, text: str, side: str) -> EngineConfig:
             )
         if key in flags:
             raise ConfigError(f"--{side} {text}: {key} is given twice", param=side)
+        if key in LIVE_ONLY:
+            raise ConfigError(
+                f"--{side} {text}: {key} is a server's, and changes no picture here", param=side
+            )
         flags[key] = value.strip()
     if flags.get("model", engine.model) != engine.model:
         raise ConfigError(

@@ -41,9 +41,10 @@ def run(
     seconds = replay.num_frames / config.fps
     if seconds > MAX_SECONDS:
         raise ConfigError(f"{seconds:.0f} s are too long for a file", param="replay")
-    # All of it can be gone back to, however long the server remembered.
+    # All of it can be gone back to, however long the server remembered: no frame is over a second.
+    history_seconds = replay.num_frames + 1.0
     engine = dataclasses.replace(
-        engine, max_sessions=1, deterministic=True, history_seconds=seconds + 1
+        engine, max_sessions=1, deterministic=True, history_seconds=history_seconds
     )
     written = as_options(engine)
     written["size"] = f"{config.width}x{config.height}"

@@ -1,9 +1,9 @@
 """A whole session as lines of JSON, from which it can be made again from its first chunk on.
 
-The first line says the format, the model, the settings it began with and how far it came; each
-other one what was done to it, `control`, before which chunk. A `control` of null says that K/V were
-made again there, from kept latents: what is made again is close to what was, so a replay does it
-too.
+The first line says the format, the model, the settings it began with, how far it came and how many
+lines follow; each of those what was done to it, `control`, before which chunk. A `control` of null
+says that K/V were made again there, from kept latents: what is made again is close to what was, so
+a replay does it too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from streamgen.session_config import SessionConfig
 from streamgen.snapshot import plain_log
 from streamgen.strict_json import decode, encode, loads
 
-FORMAT: Final = 1
+FORMAT: Final = 2  # 1 did not say how many lines follow
 MAX_LINES: Final = 100_000
-_FIRST: Final = {"format", "model", "config", "num_frames"}
+_FIRST: Final = {"format", "model", "config", "num_frames", "num_events"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ def to_lines(record: SessionRecord, model: str) -> bytes:
         "model": model,
         "config": encode(config),
         "num_frames": record.num_generated,
+        "num_events": len(record.log),
     }
     lines = [first, *(encode(entry) for entry in plain_log(record.log))]
     return b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines)
@@ -85,6 +86,9 @@ def _read(blob: bytes, preset: Preset, engine: EngineConfig) -> Replay:
     check_config(config, preset, engine)
     if [entry.chunk_index for entry in log] != sorted(entry.chunk_index for entry in log):
         raise ValueError("its lines are not in the order of their chunks")
+    if len(log) != first["num_events"]:
+        told = first["num_events"]
+        raise ValueError(f"{len(log)} lines follow the first one, not {told!a:.20}: it was cut off")
     return Replay(config, num_frames)
 
 

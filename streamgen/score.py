@@ -12,6 +12,7 @@ from streamgen.errors import InvalidRequest
 from streamgen.messages import Control, SetPrompt
 
 MAX_ENTRIES: Final = 1_000
+_TIME_ERROR_S: Final = 1e-6  # of media times, which are sums
 FIELDS: Final = frozenset({"at_s", "at_chunk", "prompt", "transition", "chunks", "curve"})
 
 
@@ -25,6 +26,12 @@ class ScriptEntry:
     control: Control | None
     at_chunk: int | None = None
     at_s: float | None = None
+
+    def is_due(self, chunk_index: int, pts_s: float) -> bool:
+        """Return whether it acts with the chunk of this number and time, or has before."""
+        if self.at_chunk is not None:
+            return self.at_chunk <= chunk_index
+        return self.at_s is not None and self.at_s <= pts_s + _TIME_ERROR_S
 
 
 def check_score(score: object, default_transition: str) -> tuple[ScriptEntry, ...]:

@@ -106,6 +106,11 @@ class Session:
         self.started_at = self.opened_at
 
     @property
+    def pace(self) -> tuple[int, int]:
+        """Return the steps and frames a second that it has once all that is pending acts."""
+        return self.pending.pace_after(self.steps, self.fps, self.history)
+
+    @property
     def state(self) -> SessionState:
         """Return the state as a viewer should see it."""
         active = self.phase in (SessionState.STARTING, SessionState.RUNNING)
@@ -229,31 +234,28 @@ class Session:
 
     # Controls.
 
-    def accept(self, control: Control, now: float) -> tuple[Receipt, list[Superseded]]:
+    def accept(
+        self, control: Control, now: float, *, again: bool = False
+    ) -> tuple[Receipt, list[Superseded]]:
         """Accept a control for the next chunk whose first pass has not started.
 
-        Raises InvalidRequest or NotFound and leaves everything as it was.
+        A blend cut short has begun and is not superseded. Raises InvalidRequest or NotFound, and
+        leaves all as it was; `again`, a rewind whose chunk was let go is rejected when it is due.
         """
         before = self.pending.event_ids()
-        blend = None if self._ends_blend or (self.blend and self.blend.is_done) else self.blend
-        if blend is not None:
-            before.add(blend.event_id)
         event_id = control.event_id or f"event-{secrets.token_hex(6)}"
         control = dataclasses.replace(control, event_id=event_id)
         if isinstance(control, SetPrompt):
             self._accept_prompt(control, now)
         elif isinstance(control, Rewind):
-            self._accept_rewind(control)
+            if not again:
+                self._check_rewind(control)
+            self.revision += 1
+            self.pending = Pending(rewind=control, paused=self.pending.paused)  # it acts already
         else:
             self._accept_update(control)
-        left = self.pending.event_ids()
-        if blend is not None and not self._ends_blend:
-            left.add(blend.event_id)
-        return Receipt(event_id, self.revision), [Superseded(e) for e in sorted(before - left)]
-
-    @property
-    def _ends_blend(self) -> bool:
-        return self.pending.prompt is not None or self.pending.rewind is not None
+        gone = sorted(before - self.pending.event_ids())
+        return Receipt(event_id, self.revision), [Superseded(event) for event in gone]
 
     def _accept_prompt(self, control: SetPrompt, now: float) -> None:
         text = limits.check_prompt(control.prompt)
@@ -264,14 +266,12 @@ class Session:
         self.pending.prompt = NewPrompt(control, text, transition, num_chunks, curve, now)
         self.pending.is_held = self.pending.is_exact = False
 
-    def _accept_rewind(self, control: Rewind) -> None:
-        limits.check_chunk(control.to_chunk, "to_chunk")
+    def _check_rewind(self, rewind: Rewind) -> None:
+        limits.check_chunk(rewind.to_chunk, "to_chunk")
         if self.config.num_frames is not None:
             message = "a video of num_frames has an end and cannot be rewound; fork it instead"
             raise InvalidRequest(message, param="to_chunk")
-        self.history.find(control.to_chunk)
-        self.revision += 1
-        self.pending = Pending(rewind=control)
+        self.history.find(rewind.to_chunk)
 
     def _accept_update(self, control: Update) -> None:
         check_update(control, self.preset)

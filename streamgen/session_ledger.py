@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
 
 from streamgen import limits
 from streamgen.history import History
@@ -27,8 +26,6 @@ from streamgen.messages import (
 from streamgen.record import ChunkRecord, LogEntry, SessionRecord
 from streamgen.text import TextBlend, TextMix, as_mix
 
-_TIME_ERROR_S: Final = 1e-6  # of media times, which are sums
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -43,11 +40,11 @@ class Settings:
 class SessionLedger:
     """Keep the record of one session, from the one that it was opened with on.
 
-    `history_frames` are the pixel frames to keep beyond the window, as the engine does.
+    `history_seconds` are those of video to keep beyond the window, as the engine does.
     """
 
-    def __init__(self, record: SessionRecord, history_frames: int) -> None:
-        self._history = History(record.config.window, history_frames, record.chunks)
+    def __init__(self, record: SessionRecord, history_seconds: float) -> None:
+        self._history = History(record.config.window, history_seconds, record.chunks)
         self._pending: list[Control] = list(record.pending)
         self._log: list[LogEntry] = list(record.log)
         self._script = deque(record.script)
@@ -104,13 +101,11 @@ class SessionLedger:
         self._rest = dataclasses.replace(self._rest, revision=revision)
         if isinstance(control, Update) and control.paused is not None:
             self._rest = dataclasses.replace(self._rest, paused=control.paused)
-        elif isinstance(control, SetPrompt | Rewind) and self._blend is not None:
-            self._blend = None  # it has been told that it is superseded
 
     def take(self, item: Chunk | Event) -> None:
         """Note what the engine sends."""
         if isinstance(item, Chunk):
-            self._take_chunk(item.record)
+            self._take_chunk(item.record, end_s=item.pts_s + item.record.num_frames / item.fps)
         elif isinstance(item, Superseded | Rejected):
             self._pending = [c for c in self._pending if c.event_id != item.event_id]
         elif isinstance(item, StateChanged):
@@ -123,8 +118,8 @@ class SessionLedger:
         if len(self._history) > 0 and not self._is_suspended:
             self._log.append(LogEntry(self._rest.num_chunks, None))
 
-    def _take_chunk(self, chunk: ChunkRecord) -> None:
-        # Of steps and fps the chunk has what the device could do, not what was asked for.
+    def _take_chunk(self, chunk: ChunkRecord, end_s: float) -> None:
+        """Note a chunk that ends at a time: its record has the frame rate that was asked for."""
         steps, fps = self._rest.steps, self._rest.fps
         for control in chunk.controls:
             if isinstance(control, Rewind):
@@ -150,16 +145,13 @@ class SessionLedger:
             num_chunks=chunk.index + 1,
             num_model_chunks=chunk.draw + 1,
             num_generated=chunk.first_frame_index + chunk.num_frames,
-            pts_s=chunk.pts_s + chunk.num_frames / chunk.fps,
+            pts_s=end_s,
         )
 
     def _follow_script(self, chunk: ChunkRecord) -> None:
         """Drop the entries that were due with this chunk."""
         while self._script:
-            entry = self._script[0]
-            by_number = entry.at_chunk is not None and entry.at_chunk <= chunk.index
-            by_time = entry.at_s is not None and entry.at_s <= chunk.pts_s + _TIME_ERROR_S
-            if not by_number and not by_time:
+            if not self._script[0].is_due(chunk.index, chunk.pts_s):
                 return
             self._script.popleft()
 
@@ -169,7 +161,6 @@ class SessionLedger:
             return None
         begun = [c for c in chunk.controls if isinstance(c, SetPrompt)]
         blend = begun[-1] if begun else self._blend
-        if blend is None:  # superseded after this chunk had begun
-            return None
+        assert blend is not None, chunk.index
         _, left, curve = limits.check_transition("blend", blend.blend_chunks, blend.blend_curve)
         return SetPrompt(chunk.text.end, "blend", left - 1, curve, blend.event_id)

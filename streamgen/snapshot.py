@@ -28,7 +28,7 @@ from streamgen.record_check import check_record
 from streamgen.strict_json import decode, encode, loads
 from streamgen.text import TextMix
 
-FORMAT: Final = 1
+FORMAT: Final = 2  # 1 had a digest of the latents alone
 MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
 _LENGTH: Final = struct.Struct("<Q")
 
@@ -48,8 +48,8 @@ def to_bytes(record: SessionRecord, model: str) -> bytes:
         "model": model,
         "session": session,
         "chunks": chunks,
-        "sha256": _digest(latents),
     }
+    document["sha256"] = _digest(document, latents)
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     tensors = {"latents": np.ascontiguousarray(latents)}
     blob: bytes = save(tensors, metadata={"session": text})
@@ -66,8 +66,8 @@ def from_bytes(blob: bytes, preset: Preset, engine: EngineConfig) -> SessionReco
         document = _json(text, "the session")
         record = _read_document(document, latents, preset.name)
         check_record(record, preset, engine)
-        if document["sha256"] != _digest(latents):
-            raise ValueError("its latents are not those that were saved: the file is damaged")
+        if document["sha256"] != _digest(_json(text, "the session"), latents):
+            raise ValueError("it is not what was saved: the file is damaged")
     except (ValueError, StreamgenError) as error:
         raise InvalidRequest(
             f"the snapshot cannot be used: {error}; give a file that this model's server wrote",
@@ -76,8 +76,12 @@ def from_bytes(blob: bytes, preset: Preset, engine: EngineConfig) -> SessionReco
     return record
 
 
-def _digest(latents: npt.NDArray[np.float32]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(latents).tobytes()).hexdigest()
+def _digest(document: Mapping[str, Any], latents: npt.NDArray[np.float32]) -> str:
+    """Return the SHA-256 of the latents and of all else that the document says."""
+    said = {key: value for key, value in document.items() if key != "sha256"}
+    digest = hashlib.sha256(np.ascontiguousarray(latents).tobytes())
+    digest.update(json.dumps(said, sort_keys=True, separators=(",", ":")).encode())
+    return digest.hexdigest()
 
 
 def plain_control(control: Control) -> Control:

@@ -84,6 +84,10 @@ def checked_options(config: EngineConfig, preset: Preset) -> EngineConfig:
     """
     config = resolve(config, preset)
     device = find_device(config.device)
+    if config.pixel_format == "auto":
+        sources = {**config.sources, "pixel_format": "device"}
+        pixel_format = "i420" if device.type == "cuda" else "rgb"
+        config = dataclasses.replace(config, pixel_format=pixel_format, sources=sources)
     if device.type == "cpu":  # a card is asked by the engine's own process
         check_device(config, preset, runner_config(config, preset, device))
     if preset.published is None:
@@ -119,11 +123,13 @@ def start_engine(
     on_decoded: Callable[[], None] = lambda: None,
     measured: Measured | None = None,
     encode_beside: bool = False,
+    pixel_format: str = "rgb",
 ) -> StreamEngine:
     """Load the model and warm it up. `report` hears of each stage: its name, and 0 to 1 of it all.
 
     With what an engine before it `measured`, it is ready sooner. `encode_beside`: passes do not
-    wait for texts. Raises ConfigError, InvalidRequest, CheckpointError or OutOfMemory.
+    wait for texts. Frames are RGB, or as `pixel_format` says. Raises ConfigError, InvalidRequest,
+    CheckpointError or OutOfMemory.
     """
     preset = preset or find_preset(config.model)
     device = find_device(config.device)
@@ -147,7 +153,8 @@ def start_engine(
     runner.faults = faults
     decoder = StreamingDecoder(
         model.vae, device, dtypes[1],
-        num_threads=DECODER_THREADS, state_bytes=measured.state_bytes, faults=faults,
+        num_threads=DECODER_THREADS, pixel_format=pixel_format,
+        state_bytes=measured.state_bytes, faults=faults,
     )  # fmt: skip
     runner.meter.begin(Totals(runner.text.hits, runner.text.misses))
     engine = StreamEngine(

@@ -15,6 +15,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from transport.fields import Prompt
+from transport.pixels import size_of, to_rgb
 from transport.stream import Chunk, StreamError
 from transport.video import (
     CODECS,
@@ -61,7 +62,7 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One frame before it is encoded, uint8 RGB [H, W, 3]."""
+    """One frame before it is encoded, uint8 RGB [H, W, 3] or I420 [H * 3/2, W]."""
 
     index: int
     chunk: ChunkHeader
@@ -146,9 +147,9 @@ class Renditions:
 
         Raises StreamError when one fails.
         """
-        height, width, _ = picture.pixels.shape
-        size = (width, height)
-        frame = frame or Frame(picture.index, picture.chunk, picture.pts_s, {}, {}, size)
+        frame = frame or Frame(
+            picture.index, picture.chunk, picture.pts_s, {}, {}, size_of(picture.pixels)
+        )
         missing = frozenset(encodings) - frame.encodings
         if not missing:
             return frame
@@ -182,11 +183,13 @@ class Renditions:
     def _encoded(self, picture: Picture, encodings: frozenset[str], frame: Frame) -> Frame:
         began = time.perf_counter()
         payloads = {**frame.payloads}
-        prefix = HEADER.pack(picture.index, picture.chunk.index, round(picture.pts_s * 1e6))
-        if "jpeg" in encodings:
-            payloads["jpeg"] = prefix + encode_jpeg(picture.pixels, self._encoder.jpeg_quality)
-        if "raw" in encodings:
-            payloads["raw"] = prefix + picture.pixels.tobytes()
+        if "jpeg" in encodings or "raw" in encodings:
+            prefix = HEADER.pack(picture.index, picture.chunk.index, round(picture.pts_s * 1e6))
+            rgb = to_rgb(picture.pixels)
+            if "jpeg" in encodings:
+                payloads["jpeg"] = prefix + encode_jpeg(rgb, self._encoder.jpeg_quality)
+            if "raw" in encodings:
+                payloads["raw"] = prefix + rgb.tobytes()
         packets = {**frame.packets}
         for codec in CODECS:
             if codec in encodings:
@@ -198,7 +201,7 @@ class Renditions:
 
     def _packet(self, codec: Codec, picture: Picture) -> Packet:
         now = self._clock()
-        height, width, _ = picture.pixels.shape
+        width, height = size_of(picture.pixels)
         video = self._video.get(codec)
         if video is None or video.fps != picture.chunk.fps:
             video = self._video[codec] = VideoEncoder(

@@ -101,7 +101,9 @@ class StreamConfig:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Frames generated together, uint8 RGB [n, H, W, 3], readable until `release` is called.
+    """Frames generated together, readable until `release` is called.
+
+    They are uint8 RGB [n, H, W, 3] or I420 [n, H * 3/2, W], see transport/pixels.py.
 
     `pts_s` is the first frame's media time and `generation_s` the wall time from the moment the
     chunk could start to the moment it was there, waiting for back-pressure excluded. The event ids

@@ -15,6 +15,7 @@ from av.video.frame import PictureType
 from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 from numpy.typing import NDArray
 
+from transport.pixels import size_of, to_frame
 from transport.stream import StreamError
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class VideoEncoder:
         self._context = self._opened(self.bitrate)
 
     def encode(self, picture: NDArray[np.uint8], force_key: bool = False) -> Packet:
-        """Encode the next picture, uint8 RGB [H, W, 3]; raise StreamError when that fails."""
+        """Encode the next picture, RGB or I420; raise StreamError when that fails."""
         try:
             frame = self._converted(picture)
             if force_key:
@@ -123,15 +124,23 @@ class VideoEncoder:
             raise StreamError("encoder_failed", f"no {self.codec} of {size}: {error}") from error
 
     def _converted(self, picture: NDArray[np.uint8]) -> av.VideoFrame:
-        """Return a frame of its own for this encoder, which writes into it."""
-        height, width, _ = picture.shape
-        if (width, height) != (self.width, self.height):
-            missing = ((0, self.height - height), (0, self.width - width), (0, 0))
-            picture = np.pad(picture, missing, mode="edge")
-        rgb = av.VideoFrame.from_numpy_buffer(np.ascontiguousarray(picture), format="rgb24")
-        frame = self._reformatter.reformat(
-            rgb, format="yuv420p", dst_colorspace=Colorspace.ITU601, dst_color_range=ColorRange.MPEG
-        )
+        """Return the picture as the encoder takes it, which copies what it keeps."""
+        width, height = size_of(picture)
+        missing = (self.width - width, self.height - height)
+        if picture.ndim == 3:
+            if any(missing):
+                picture = np.pad(picture, ((0, missing[1]), (0, missing[0]), (0, 0)), mode="edge")
+            frame = self._reformatter.reformat(
+                to_frame(picture),
+                format="yuv420p",
+                dst_colorspace=Colorspace.ITU601,
+                dst_color_range=ColorRange.MPEG,
+                threads=1,  # the encoder has its own
+            )
+        elif any(missing):
+            raise ValueError(f"I420 of {width}x{height}, not {self.width}x{self.height}")
+        else:
+            frame = to_frame(picture)
         frame.pts = self._num_frames
         frame.time_base = 1 / Fraction(self.fps).limit_denominator(1001)
         self._num_frames += 1

@@ -61,6 +61,35 @@ def test_fork_shares_pages_and_then_goes_its_own_way() -> None:
     assert pool.num_reserved == 0
 
 
+@pytest.mark.parametrize("sink", [0, 1, 3])
+def test_a_fork_of_a_table_whose_window_is_shorter_for_now_has_room_for_the_whole_one(
+    sink: int,
+) -> None:
+    whole, shorter = WindowConfig(9, sink), WindowConfig(6, sink)
+    pool = new_pool(24)
+    parent = PageTable(pool, whole, CHUNK)
+    for _ in range(4):
+        parent.begin(CHUNK)
+        parent.commit()
+    parent.config = shorter
+    parent.begin(CHUNK)
+    parent.commit()
+    child = parent.fork()
+    assert child.config == shorter
+    assert child.frames == parent.frames
+    assert pool.num_unreserved == 0
+    for table in (parent, child):
+        table.config = whole
+        for _ in range(4):
+            staging = table.begin(CHUNK)
+            assert len(staging.write_pages) == CHUNK * GEOMETRY.pages_per_frame
+            table.commit()
+        assert len(table.frames) == 9
+    for table in (parent, child):
+        table.release()
+    assert pool.allocator.num_free == pool.num_unreserved == pool.num_pages
+
+
 def test_fork_without_room_leaves_the_parent_untouched() -> None:
     pool = new_pool(17)
     parent = PageTable(pool, WindowConfig(6), CHUNK)

@@ -47,7 +47,12 @@ class Studio:
     """An engine over random weights, and viewers that play every chunk as soon as it is there."""
 
     def __init__(
-        self, preset: Preset = TINY, *, encode_beside: bool = False, **options: object
+        self,
+        preset: Preset = TINY,
+        *,
+        encode_beside: bool = False,
+        pixel_format: str = "rgb",
+        **options: object,
     ) -> None:
         self.clock = FakeClock()
         self.chunks: dict[str, list[Chunk]] = {}
@@ -55,7 +60,7 @@ class Studio:
         with patch.object(ModelRunner, "measure_s", flat_costs):
             self.engine = start_engine(
                 tiny_config(**options), self._deliver, preset=preset, clock=self.clock,
-                encode_beside=encode_beside,
+                encode_beside=encode_beside, pixel_format=pixel_format,
             )  # fmt: skip
         self.engine.scheduler.costs = copy.deepcopy(self.engine.costs)  # not followed up
         self.pool = self.engine.runner.pool

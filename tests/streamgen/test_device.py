@@ -19,7 +19,7 @@ from streamgen.device import (
     require_memory,
 )
 from streamgen.errors import ConfigError, OutOfMemory
-from streamgen.startup import resolve, runner_config, start_engine
+from streamgen.startup import checked_options, resolve, runner_config, start_engine
 from tests.streamgen.tiny import TINY, tiny_config
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
@@ -120,6 +120,24 @@ def test_the_parts_are_what_a_runner_allocates() -> None:
         assert parts["decoder states"] == pytest.approx(2 * engine.decoder.state_bytes, rel=0.01)
     finally:
         engine.decoder.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "effective"),
+    [
+        ("cuda", "auto", "i420"),
+        ("cuda", "rgb", "rgb"),
+        ("cpu", "auto", "rgb"),
+        ("cpu", "i420", "i420"),
+    ],
+)
+def test_frames_leave_a_card_as_i420_if_nothing_else_is_asked_for(
+    device: str, asked: str, effective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceFacts, "here", lambda: MACHINE)
+    config = checked_options(tiny_config(device=device, pixel_format=asked), TINY)
+    assert config.pixel_format == effective
+    assert (config.sources["pixel_format"] == "device") == (asked == "auto")
 
 
 def test_q55_nothing_is_loaded_for_a_card_that_is_too_small(

@@ -6,16 +6,19 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from streamgen.distances import (
     EQUAL_DB,
     flicker,
     luma,
     mean_square,
+    mean_square_i420,
     psnr_db,
     ssim,
     trend,
 )
+from streamgen.pixels import to_i420
 
 
 def picture(seed: int, height: int = 24, width: int = 32) -> np.ndarray:
@@ -53,6 +56,20 @@ def test_psnr_of_known_errors() -> None:
     black, white = np.zeros((16, 16, 3), np.uint8), np.full((16, 16, 3), 255, np.uint8)
     assert mean_square(black, white) == mean_square(white, black) == 255**2  # no wrap-around
     assert psnr_db(255.0**2) == 0
+
+
+@pytest.mark.parametrize("channels", [[0], [1], [2], [0, 1, 2]])
+def test_in_i420_colours_are_as_far_apart_as_in_rgb(channels: list[int]) -> None:
+    """In pictures of four pixels of a colour each, which lose no more than rounding."""
+    shape = (3, 12, 16, 3)
+    rng = np.random.default_rng(0)
+    a = rng.integers(40, 200, shape)
+    b = a.copy()
+    b[..., channels] += rng.integers(-40, 40, (*shape[:3], len(channels)))
+    a, b = (frames.repeat(2, axis=1).repeat(2, axis=2).astype(np.uint8) for frames in (a, b))
+    planes = [to_i420(torch.from_numpy(x).permute(0, 3, 1, 2) / 255).numpy() for x in (a, b)]
+    assert mean_square_i420(*planes) == pytest.approx(mean_square(a, b), rel=0.01)
+    assert mean_square_i420(planes[0], planes[0]) == 0
 
 
 def test_one_wrong_sample_is_told_from_none() -> None:

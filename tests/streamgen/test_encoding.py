@@ -112,9 +112,10 @@ def test_a_blend_goes_on_while_the_prompt_after_it_is_encoded() -> None:
         studio.more(session, 1)
         studio.rest(session)
         studio.engine.control(session.id, SetPrompt("a box", event_id="c"))
-        assert Superseded("b") in studio.events[session.id]
         later = studio.more(session, 3)
-        assert not any(c.active_event_ids or c.completed_event_ids for c in later)
+        assert {c.active_event_ids for c in later} == {("b",)}
+        assert [c.completed_event_ids for c in later] == [(), (), ("b",)]
+        assert Superseded("b") not in studio.events[session.id]
         assert len({str(c.record.text) for c in later}) == 3
         studio.rest(session)
         studio.encode("a box")

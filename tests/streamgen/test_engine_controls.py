@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamgen.errors import InvalidPrompt, InvalidRequest
-from streamgen.messages import Applied, SetPrompt, StateChanged, Update
+from streamgen.cost_table import CostTable
+from streamgen.errors import Capacity, InvalidPrompt, InvalidRequest
+from streamgen.messages import Applied, Control, Rewind, SetPrompt, StateChanged, Update
+from streamgen.session import Session
 from tests.streamgen.studio import (
     PASSES,
     Studio,
@@ -109,3 +111,64 @@ def test_what_is_wrong_in_an_update_is_said_before_it_is_weighed(update: Update)
         studio.open("other", seed=2)
         with pytest.raises(InvalidRequest):
             studio.engine.control(session.id, update)
+
+
+def fast(studio: Studio) -> Session:
+    """Return a session that asked for all that two may not have together."""
+    session = studio.open(fps=60, steps=4)
+    studio.make(session, 3)
+    studio.engine.control(session.id, Update(fps=8, steps=1))
+    studio.more(session, 2)
+    return session
+
+
+ROW_S = 6e-3  # at which one fast session has time, and two slow ones
+
+
+def busy() -> Studio:
+    """Return an engine with time for one fast session, by costs that no machine has a say in."""
+    studio = Studio(max_sessions=4, max_queue=2, max_utilisation=0.12, history_seconds=10)
+    pass_s = {rows: ROW_S * rows for rows in (1, 2, 4, 8)}
+    costs = CostTable(pass_s, decode_s=ROW_S / 100, recache_s=ROW_S / 100)
+    studio.engine.admissions.planner.costs = costs
+    return studio
+
+
+def test_settings_that_wait_for_the_next_chunk_count_in_what_is_weighed_after_them() -> None:
+    """Each of the two has time, and both together have not."""
+    with busy() as studio:
+        session, _ = studio.open(), studio.open("other", seed=2)
+        studio.engine.control(session.id, Update(fps=60))
+        with pytest.raises(Capacity, match="with 4 steps at 60 frames a second"):
+            studio.engine.control(session.id, Update(steps=4))
+        studio.more(session, 2)
+        assert (session.steps, session.fps) == (2, 60)
+
+
+def test_a_rewind_to_what_took_more_time_than_there_is_now_is_refused() -> None:
+    with busy() as studio:
+        session = fast(studio)
+        studio.open("other", seed=2)
+        with pytest.raises(Capacity, match="with 4 steps at 60 frames a second"):
+            studio.engine.control(session.id, Rewind(1))
+        studio.engine.control(session.id, Rewind(4))
+        studio.more(session, 2)
+        assert (session.steps, session.fps) == (1, 8)
+        for other in [*studio.engine.sessions.values()]:
+            if other is not session:
+                studio.engine.close(other.id)
+        studio.engine.control(session.id, Rewind(1))  # nobody is slowed
+        assert studio.open("late", seed=3).state.value == "queued"
+
+
+@pytest.mark.parametrize("change", [Update(fps=60, steps=4), Rewind(1)])
+def test_what_is_asked_of_a_session_without_a_place_counts_when_it_takes_one(
+    change: Control,
+) -> None:
+    with busy() as studio:
+        session = fast(studio)
+        studio.engine.suspend(session.id)
+        studio.open("other", seed=2)
+        studio.engine.control(session.id, change)
+        studio.engine.resume(session.id)
+        assert session.state.value == "queued"

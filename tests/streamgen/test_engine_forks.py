@@ -7,6 +7,7 @@ import pytest
 
 from streamgen.errors import Capacity, NotFound
 from streamgen.messages import Rewind, SetPrompt, Update
+from streamgen.overload import SHORTER_WINDOW
 from streamgen.text import TextBlend, TextMix
 from tests.streamgen.studio import (
     PASSES,
@@ -146,6 +147,20 @@ def test_a_fork_that_cannot_be_leaves_the_parent_as_it_was() -> None:
         assert_same(studio.make(session, 6), expected)
 
 
+@pytest.mark.parametrize("at_chunk", [None, 0])
+def test_a_fork_takes_no_place_before_who_waits(at_chunk: int | None) -> None:
+    with Studio(deterministic=True, max_sessions=2, max_queue=1) as studio:
+        session, other = studio.open(), studio.open("other")
+        studio.rest(session, 2)
+        waits = studio.open("waits")
+        assert waits.state.value == "queued"
+        studio.engine.close(other.id)
+        with pytest.raises(Capacity, match="others wait"):
+            studio.engine.fork(session.id, at_chunk)
+        studio.step()
+        assert waits.state.value != "queued"
+
+
 def test_a_fork_of_a_session_whose_recache_waits_for_room_shares_no_unwritten_page() -> None:
     """Eight begin one at once, and a pass has room for some: the others' pages are empty then."""
     with Studio(max_sessions=16, window=18) as studio:
@@ -164,6 +179,46 @@ def test_a_fork_of_a_session_whose_recache_waits_for_room_shares_no_unwritten_pa
             chunk = studio.make(child, 1)[0]
             assert str(chunk.record.text) == f"scene {n}"
             assert np.isfinite(chunk.latents).all()
+
+
+@pytest.mark.parametrize("place", ["at_s", "at_chunk"])
+def test_a_fork_of_an_earlier_chunk_follows_the_score_from_there_on(place: str) -> None:
+    """What the parent has left behind is still to come for the child; and what it gave away is."""
+    places = {"at_s": (1.0, 2.0, 4.0, 60.0), "at_chunk": (2, 3, 6, 80)}[place]
+    score = [{place: at, "prompt": f"scene {n}"} for n, at in enumerate(places)]
+    with Studio(history_seconds=30, max_sessions=4) as studio:
+        session = studio.open(score=score)
+        expected = [str(c.record.text) for c in studio.make(session, 9)]
+        assert expected[2:4] == ["scene 0", "scene 1"]
+        assert expected[-1] == "scene 2"
+        child = studio.engine.fork(session.id, 2)
+        assert [str(c.record.text) for c in studio.make(child, 6)] == expected[3:]
+        assert len(child.script) == 1
+        grandchild = studio.engine.fork(child.id, 2)  # of a past that it had from its parent
+        assert [str(c.record.text) for c in studio.make(grandchild, 6)] == expected[3:]
+
+
+@pytest.mark.parametrize("sink", [0, 3])
+def test_a_fork_of_a_session_that_was_paused_under_overload_has_its_whole_window(sink: int) -> None:
+    """Its window was shortened, and nothing has been made since that was over."""
+    with Studio(max_sessions=2, window=9, sink=sink, max_utilisation=0.85, max_queue=1) as studio:
+        session = studio.open()
+        studio.make(session, 4)
+        studio.engine.admissions.ladder._rung = SHORTER_WINDOW
+        studio.more(session, 2)
+        studio.engine.control(session.id, Update(paused=True))
+        while studio.step():
+            pass
+        studio.engine.admissions.ladder._rung = 0
+        child = studio.engine.fork(session.id)
+        studio.engine.control(session.id, Update(paused=False))
+        for one in (session, child):
+            assert all(np.isfinite(chunk.latents).all() for chunk in studio.more(one, 4))
+            studio.rest(one)
+            assert one.table is not None
+            assert len(one.table.frames) == 9
+            studio.engine.close(one.id)
+        assert studio.audit() == studio.pool.num_pages == studio.pool.num_unreserved
 
 
 @pytest.mark.parametrize("transition", ["recache", "reset"])

@@ -10,6 +10,7 @@ import torch
 
 from streamgen.errors import InvalidRequest
 from streamgen.messages import StateChanged
+from streamgen.pixels import to_i420
 from streamgen.session import Session
 from streamgen.work import ChunkWork
 from tests.streamgen.studio import (
@@ -43,10 +44,13 @@ def test_q27_any_chunk_length_works(layout: tuple[int, int | None]) -> None:
         assert firsts == np.cumsum([0, *(len(c.frames) for c in chunks[:-1])]).tolist()
 
 
+@pytest.mark.parametrize("pixel_format", ["rgb", "i420"])
 @pytest.mark.parametrize("suspend_after", [None, 2, 6])
-def test_frames_of_a_stream_are_those_of_one_decode(suspend_after: int | None) -> None:
+def test_frames_of_a_stream_are_those_of_one_decode(
+    suspend_after: int | None, pixel_format: str
+) -> None:
     """Also after a resume: the decoder's memory is remade from the last latents."""
-    with Studio() as studio:
+    with Studio(pixel_format=pixel_format) as studio:
         session = studio.open()
         if suspend_after is not None:
             studio.make(session, suspend_after)
@@ -56,7 +60,9 @@ def test_frames_of_a_stream_are_those_of_one_decode(suspend_after: int | None) -
         latents = torch.from_numpy(np.concatenate([c.latents for c in chunks]))
         vae: Any = studio.engine.decoder._vae
         whole, _ = vae.decode_step(latents[None], vae.decoder_state())
-        expected = whole[0].mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        expected = to_i420(whole[0])
+        if pixel_format == "rgb":
+            expected = whole[0].mul(255).round().to(torch.uint8).permute(0, 2, 3, 1)
         np.testing.assert_array_equal(np.concatenate([c.frames for c in chunks]), expected)
 
 

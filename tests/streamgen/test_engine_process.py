@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 from streamgen.engine_client import EngineClient
+from streamgen.engine_link import ProcessLink
 from streamgen.errors import EngineStopped, ModelNotReady, StreamgenError
 from streamgen.frame_ring import FrameRing
-from streamgen.messages import Failed, Restarted, SetPrompt, StateChanged, Update
+from streamgen.messages import Failed, Queued, Restarted, SetPrompt, StateChanged, Update
+from tests.streamgen.studio import Studio
 from tests.streamgen.tiny import TINY, tiny_config
 from tests.streamgen.viewers import (
     REQUEST,
@@ -103,6 +105,34 @@ async def test_all_streams_go_on_and_those_that_were_suspended_stay_so() -> None
         await stream.close()
         assert [event async for event in stream.events()].count(Restarted()) == 1
     await quiet(client, sessions_free=2)
+    await client.close()
+
+
+async def test_who_waits_for_a_place_still_does_when_the_engine_is_replaced() -> None:
+    """There is memory for all and time for one: they wait in the same order as before."""
+    client, pid = await process_client(max_sessions=4, max_queue=4, max_utilisation=0.02)
+    request = dataclasses.replace(REQUEST, fps=60, steps=4)
+    leaving, inside, first, second = [await client.open(request) for _ in range(4)]
+    await leaving.suspend()
+    await play(inside, until=1)
+    await leaving.resume()  # it is the oldest, and the last in line
+    assert [s.state for s in (inside, first, second, leaving)] == ["running", *["queued"] * 3]
+    os.kill(pid, signal.SIGKILL)
+    await restarted(client, 1)
+    await ready(client)
+    await play(inside, until=3)
+    assert [s.state for s in (inside, first, second, leaving)] == ["running", *["queued"] * 3]
+    assert client.stats().queue_length == 3
+    await inside.close()
+    assert [c.index for c in await play(first, until=1)] == [0, 1]
+    assert [s.state for s in (second, leaving)] == ["queued"] * 2
+    for stream, position in ((leaving, 1), (second, 0)):
+        await stream.close()
+        told = [event async for event in stream.events()]
+        assert told.count(Restarted()) == 1
+        assert [e.position for e in told if isinstance(e, Queued)][-1] == position
+    await first.close()
+    await quiet(client, sessions_free=1)  # for lack of time
     await client.close()
 
 
@@ -242,6 +272,20 @@ async def test_the_engine_ends_when_its_client_dies() -> None:
     while alive(pid):
         assert time.monotonic() < deadline, pid
         await asyncio.sleep(0.05)
+
+
+async def test_i420_crosses_in_half_the_bytes() -> None:
+    client, _ = await process_client(deterministic=True, pixel_format="i420")
+    stream = await client.open(REQUEST)
+    with Studio(deterministic=True, pixel_format="i420") as studio:
+        expected = studio.make(studio.open(), 3)
+    for chunk, reference in zip(await play(stream, until=2), expected, strict=True):
+        assert chunk.frames.shape[1:] == (48, 48)
+        np.testing.assert_array_equal(chunk.frames, reference.frames)
+    link = client.supervisor.link
+    assert isinstance(link, ProcessLink)
+    assert link._ring.slot_bytes == 12 * 48 * 32 * 3 // 2
+    await client.close()
 
 
 async def test_a_ring_gives_its_slots_in_turn() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from streamgen.messages import Rewind, SetPrompt, StateChanged, Update
+from streamgen.messages import Rejected, Rewind, SetPrompt, StateChanged, Update
+from streamgen.snapshot import from_bytes, to_bytes
 from streamgen.text import TextBlend
 from tests.streamgen.studio import PASSES, Studio, alone, assert_numbered, assert_same
+from tests.streamgen.tiny import TINY
 
 
 @pytest.mark.parametrize("num_steps", range(3 * PASSES))
@@ -80,6 +82,23 @@ def test_a_paused_or_rewound_session_is_restored_as_it_was() -> None:
         studio.engine.control(restored.id, Update(paused=False))
         chunk = studio.make(restored, 1)[0]
         assert (chunk.index, chunk.record.draw, chunk.prompt_revision) == (6, 3, 1)
+
+
+def test_a_rewind_whose_chunk_is_not_in_the_record_any_more_is_rejected_when_it_is_due() -> None:
+    """As in the engine that accepted it, which went on with the chunk in work and then was lost."""
+    with Studio(history_seconds="none") as studio:
+        session = studio.open()
+        studio.rest(session, 9)
+        record = studio.engine.record(session.id)
+        assert 0 not in [chunk.index for chunk in record.chunks]
+        pending = (Rewind(0, "back"), Update(seed=5, event_id="seed"))
+        record = dataclasses.replace(record, pending=pending, revision=record.revision + 1)
+        blob = to_bytes(record, "tiny")
+        restored = studio.engine.restore(from_bytes(blob, TINY, studio.engine.config))
+        (chunk,) = studio.make(restored, 1)
+        (rejected,) = [e for e in studio.events[restored.id] if isinstance(e, Rejected)]
+        assert (rejected.event_id, rejected.code) == ("back", "not_found")
+        assert (chunk.index, chunk.seed) == (9, 5)
 
 
 def test_made_up_event_names_do_not_come_twice_after_a_restore() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from streamgen.errors import Capacity
-from streamgen.messages import SetPrompt, Update
+from streamgen.messages import Queued, SetPrompt, Update
 from streamgen.record import ChunkRecord
 from streamgen.session import Session
 from tests.streamgen.studio import (
@@ -104,3 +106,22 @@ def keys_of(studio: Studio, session: Session) -> Tensor:
     assert session.table is not None
     pages = [p for frame in session.table.frames for p in session.table.pages_of(frame)]
     return torch.stack([layer[pages] for layer in (*studio.pool.k, *studio.pool.v)])
+
+
+def test_those_behind_are_told_when_one_that_waits_is_suspended() -> None:
+    with Studio(max_sessions=1, max_queue=3) as studio:
+        studio.open()
+        _, leaving, behind = [studio.open(f"scene {n}") for n in range(3)]
+        assert positions(studio, behind) == [2]
+        studio.engine.suspend(leaving.id)
+        assert positions(studio, behind) == [2, 1]
+        studio.engine.resume(leaving.id)
+        assert positions(studio, leaving)[-1] == 2
+        studio.engine.close(behind.id)
+        assert positions(studio, leaving)[-1] == 1
+
+
+def positions(studio: Studio, session: Session) -> list[int]:
+    """Return the places in the queue that a session was told, each once in a row."""
+    told = [e.position for e in studio.events[session.id] if isinstance(e, Queued)]
+    return [place for place, _ in groupby(told)]

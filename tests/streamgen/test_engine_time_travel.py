@@ -101,7 +101,7 @@ def test_a_rewind_ends_a_blend_and_shows_the_mix_of_its_chunk() -> None:
         chunks = studio.make(session, 8)
         half = TextMix((("a red ball", 0.5), ("a star", 0.5)))
         assert [c.record.text for c in chunks[6:]] == [half] * 2
-        assert [e.event_id for e in studio.events[session.id] if isinstance(e, Superseded)] == ["b"]
+        assert not any(isinstance(e, Superseded) for e in studio.events[session.id])
 
 
 def test_a_rewind_across_a_reset_is_in_the_earlier_scene_again() -> None:
@@ -182,6 +182,17 @@ def test_a_session_at_rest_can_be_rewound(how: str) -> None:
         chunk = studio.make(session, 7)[-1]
         assert (chunk.index, chunk.record.draw) == (6, 3)
         assert "back" in chunk.started_event_ids
+
+
+@pytest.mark.parametrize("fps", [4, 60])
+def test_a_session_remembers_so_many_seconds_at_whatever_frame_rate(fps: int) -> None:
+    with Studio(history_seconds=4) as studio:
+        session = studio.open()
+        studio.engine.control(session.id, Update(fps=fps))
+        chunks = studio.make(session, 40)
+        long_ago = next(c for c in chunks if c.pts_s > session.pts_s - 4)
+        studio.engine.control(session.id, Rewind(long_ago.index))
+        assert len(session.history) <= 4 * fps / 12 + 6
 
 
 def test_the_frame_rate_may_change_at_any_chunk_and_time_never_goes_back() -> None:

@@ -103,7 +103,7 @@ def test_a_new_prompt_inside_a_blend_sets_out_from_what_was_shown() -> None:
     assert chunks[5].record.text == TextBlend(half, TextMix.of("a cube"), 0.5, "lerp")
     assert texts_of(chunks[6:]) == [TextMix.of("a cube")] * 2
     assert [c.active_event_ids for c in chunks[3:8]] == [("old",)] * 2 + [("new",)] * 2 + [()]
-    assert [e.event_id for e in events if isinstance(e, Superseded)] == ["old"]
+    assert not any(isinstance(e, Superseded) for e in events)  # each is answered once
     assert [e.event_id for e in events if isinstance(e, Applied)] == ["old", "new"]
 
 

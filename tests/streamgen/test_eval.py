@@ -107,6 +107,7 @@ def test_videos_that_do_not_fit_are_refused(
         (["--candidate", "steps=many"], "--candidate steps=many"),
         (["--candidate", "steps=2,dtype"], "as in steps=2,dtype=bf16"),
         (["--candidate", "steps=2,steps=3"], "steps is given twice"),
+        (["--candidate", "pixel-format=i420"], "pixel_format is a server's"),
         (["--candidate", "model=longlive"], "both sides are of one model, pocket"),
         (["--candidate", "size=64x64"], "128x128 pixels and candidate has 64x64"),
         (["--candidate", "steps=2", "--metrics", "psnr,fid"], "FID is refused"),

@@ -19,7 +19,7 @@ PLAN = ChunkPlan(chunk_frames=3)
 
 
 def chunk(
-    index: int, draw: int | None = None, epoch: int = 0, plan: ChunkPlan = PLAN
+    index: int, draw: int | None = None, epoch: int = 0, plan: ChunkPlan = PLAN, fps: int = 16
 ) -> ChunkRecord:
     draw = index if draw is None else draw
     return ChunkRecord(
@@ -35,15 +35,15 @@ def chunk(
         steps=2,
         first_frame_index=12 * index,
         num_frames=12,
-        pts_s=0.0,
-        fps=16,
+        pts_s=12 * index / fps,
+        fps=fps,
     )
 
 
-def history(window: WindowConfig, num_frames: int, num_chunks: int) -> History:
-    made = History(window, num_frames)
+def history(window: WindowConfig, seconds: float, num_chunks: int, fps: int = 16) -> History:
+    made = History(window, seconds)
     for index in range(num_chunks):
-        made.add(chunk(index))
+        made.add(chunk(index, fps=fps))
     return made
 
 
@@ -59,19 +59,21 @@ def test_window_sink_and_the_decoders_memory_are_kept_and_no_more() -> None:
     assert numbers(history(WindowConfig(None, 0, 99), 0, 10)) == list(range(10))
 
 
-@pytest.mark.parametrize("num_frames", [12, 36, 48])
-def test_every_chunk_of_the_last_frames_can_be_gone_back_to(num_frames: int) -> None:
-    made = history(WindowConfig(9, 3), num_frames, 30)
-    wanted = num_frames // 12
+@pytest.mark.parametrize("fps", [3, 16, 24])
+@pytest.mark.parametrize("wanted", [1, 3, 4])
+def test_every_chunk_of_the_last_seconds_can_be_gone_back_to(wanted: int, fps: int) -> None:
+    """So many chunks play in them, at whatever frame rate."""
+    seconds = wanted * 12 / fps
+    made = history(WindowConfig(9, 3), seconds, 30, fps)
     for index in range(29 - wanted, 30):
-        before = History(made.window, num_frames, made)
+        before = History(made.window, seconds, made)
         assert before.go_back(index).index == index
         assert numbers(before.in_window()) == [0, index - 2, index - 1, index]
     assert len(made) <= wanted + 4
 
 
 def test_the_oldest_frames_are_let_go_one_chunk_at_a_time() -> None:
-    made = history(WindowConfig(9), 36, 0)
+    made = history(WindowConfig(9), 36 / 16, 0)
     sizes = []
     for index in range(100):
         made.add(chunk(index))
@@ -80,14 +82,14 @@ def test_the_oldest_frames_are_let_go_one_chunk_at_a_time() -> None:
 
 
 def test_a_chunk_that_is_not_kept_is_not_found_and_the_range_is_told() -> None:
-    made = history(WindowConfig(9), 36, 20)
+    made = history(WindowConfig(9), 36 / 16, 20)
     kept = numbers(made)
     for index in (-1, 0, 20, 999):
         with pytest.raises(NotFound, match=rf"chunk {index} .* there is \d+ to 19") as caught:
             made.find(index)
         assert caught.value.param == "to_chunk"
     with pytest.raises(NotFound, match="none yet"):
-        History(WindowConfig(9), 36).find(0)
+        History(WindowConfig(9), 36 / 16).find(0)
     # Those at the edge are kept for others' windows: their own is gone.
     with pytest.raises(NotFound):
         made.find(kept[0])

@@ -77,11 +77,14 @@ def test_chunks_that_see_all_of_their_past_are_compared_as_they_were_shown(
         assert len(passes) >= CHUNKS_IN_WINDOW * PASSES
 
 
-def test_later_chunks_are_made_again_on_both_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pixel_format", ["rgb", "i420"])
+def test_later_chunks_are_made_again_on_both_paths(
+    pixel_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What went before them is not known exactly, and is the same for both."""
-    with Studio(sample_quality=OFTEN, sink=1) as studio:
+    with Studio(sample_quality=OFTEN, sink=1, pixel_format=pixel_format) as studio:
         session = studio.open()
-        sampled(studio, session, CHUNKS_IN_WINDOW + 1)
+        assert min(sampled(studio, session, CHUNKS_IN_WINDOW + 1)) > 70
         again = count_passes(sampler_of(studio).again, monkeypatch)
         figures = sampled(studio, session, 3)
         assert len(again) >= 3 * PASSES

@@ -264,13 +264,15 @@ def test_latents_are_kept_for_window_and_sink_and_no_longer() -> None:
 
 
 @pytest.mark.parametrize("ended_by", [SetPrompt("b", event_id="b"), Rewind(0, "b")])
-def test_a_blend_that_was_ended_is_told_once(ended_by: Control) -> None:
+def test_a_blend_that_is_cut_short_is_not_superseded(
+    ended_by: Control,
+) -> None:
     session = new_session()
     make_chunk(session)
     accept(session, SetPrompt("a", "blend", 4, event_id="a"))
     make_chunk(session)
     _, events = accept(session, ended_by)
-    assert events == [Superseded("a")]
+    assert events == []
     assert accept(session, Update(seed=3))[1] == []
     assert accept(session, Update(paused=True))[1] == []
     assert accept(session, SetPrompt("c"))[1] == (

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from streamgen.messages import Chunk, Control, Event, Rewind, SetPrompt, Update
+from streamgen.engine_commands import Opened
+from streamgen.engine_stream import EngineStream
+from streamgen.messages import (
+    Applied,
+    Chunk,
+    Control,
+    Event,
+    Rewind,
+    SetPrompt,
+    StateChanged,
+    Superseded,
+    Update,
+)
+from streamgen.overload import LOWER_FPS
 from streamgen.record import LogEntry, SessionRecord
 from streamgen.session import Session
 from streamgen.session_ledger import SessionLedger, Settings
@@ -35,9 +48,8 @@ class Followed:
 
         self.engine.output = self.engine.lives.output = follow
         self.session: Session = studio.open(**fields)  # type: ignore[arg-type]
-        frames = round((self.engine.config.history_seconds or 0) * self.session.config.fps)
         record = self.engine.record(self.session.id)
-        self.ledger = SessionLedger(record, frames)
+        self.ledger = SessionLedger(record, self.engine.config.history_seconds or 0.0)
 
     def control(self, control: Control) -> None:
         self.ledger.accepted(control, self.engine.control(self.session.id, control))
@@ -157,6 +169,19 @@ def test_what_was_asked_for_outlives_what_an_overloaded_device_did() -> None:
         assert (record.chunks[-1].steps, record.chunks[-1].fps) == (1, 4)
 
 
+def test_time_goes_on_from_where_a_lower_frame_rate_under_overload_has_brought_it() -> None:
+    with Studio(max_utilisation=0.85, max_queue=1) as studio:
+        followed = Followed(studio)
+        followed.make(2)
+        studio.engine.admissions.ladder._rung = LOWER_FPS
+        chunks = followed.make(5)
+        assert chunks[-1].fps == 12
+        record = followed.compare()
+        newest = followed.make(record.num_chunks)[-1]
+        assert record.pts_s == newest.pts_s + len(newest.frames) / newest.fps
+        assert record.fps == 16
+
+
 def test_a_score_is_left_behind_as_it_is_played() -> None:
     with Studio() as studio:
         score = [{"at_chunk": 2, "prompt": "a star"}, {"at_chunk": 50, "prompt": "a box"}]
@@ -177,3 +202,22 @@ def test_a_suspension_is_in_the_log_for_a_replay_to_repeat() -> None:
         followed.make(6)
         record = followed.compare()
         assert record.log == (LogEntry(record.log[0].chunk_index, None),)
+
+
+async def test_a_blend_that_is_cut_short_after_a_replacement_was_applied_before_it() -> None:
+    with Studio() as studio:
+        followed = Followed(studio)
+        followed.make(2)
+        followed.control(SetPrompt("a star", "blend", 9, event_id="a"))
+        followed.make(5)
+        opened = Opened(followed.session.id, followed.ledger.record(), "running")
+        stream = EngineStream(cast(Any, None), opened, followed.ledger)
+        stream.replaced("running")
+        again = studio.engine.restore(stream.record())
+        studio.engine.control(again.id, SetPrompt("a box", "cut", event_id="b"))
+        studio.make(again, 1)
+        for event in studio.events[again.id]:
+            stream.take(event)
+        stream.take(StateChanged("closed"))
+    told = [e async for e in stream.events() if isinstance(e, Applied | Superseded)]
+    assert [event.event_id for event in told] == ["b"]

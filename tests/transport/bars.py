@@ -38,6 +38,9 @@ BARS = np.array(
 NUM_BITS = 16
 TOLERANCE = 3.0  # of 255
 TAGS_OF_601 = (5, 6)  # bt470bg and smpte170m in a stream's colour description
+TO_601 = (
+    np.array(((65.481, 128.553, 24.966), (-37.797, -74.203, 112), (112, -93.786, -18.214))) / 255
+)
 LUMA = {601: (0.299, 0.114), 709: (0.2126, 0.0722)}  # weights of red and blue
 
 
@@ -55,6 +58,23 @@ def paint_bar_shot(shot: Shot) -> Picture:
     """Paint the frames of a chunk for FakeHost, numbered as in their scene."""
     numbers = range(shot.first_frame, shot.first_frame + shot.num_frames)
     return np.stack([paint_bars(shot.width, shot.height, number) for number in numbers])
+
+
+def paint_i420_shot(shot: Shot) -> Picture:
+    """Paint the same frames as I420, [n, H * 3/2, W]."""
+    return np.stack([to_i420(picture) for picture in paint_bar_shot(shot)])
+
+
+def to_i420(picture: Picture) -> Picture:
+    """Return a picture as I420, by BT.601 and written out here, [H * 3/2, W]."""
+    levels = picture @ TO_601.T + (16, 128, 128)
+    height, width, _ = picture.shape
+    chroma = levels[..., 1:].reshape(height // 2, 2, width // 2, 2, 2).mean(axis=(1, 3))
+    flat = np.concatenate([levels[..., 0].ravel(), chroma[..., 0].ravel(), chroma[..., 1].ravel()])
+    return np.rint(flat).astype(np.uint8).reshape(height * 3 // 2, width)
+
+
+PAINTED = {"rgb": paint_bar_shot, "i420": paint_i420_shot}
 
 
 def paint_noise_shot(shot: Shot) -> Picture:

@@ -21,10 +21,10 @@ SESSIONS = "/v1/realtime/sessions"
 STREAMS = ("stream.mjpeg", "stream.mp4")
 
 
-def bar_host(**changes: Any) -> FakeHost:
+def bar_host(pixel_format: str = "rgb", **changes: Any) -> FakeHost:
     """Return a host whose frames are numbered colour bars."""
     fields: dict[str, Any] = {"width": 128, "height": 96, "fps": 30, "chunk_s": 0.02}
-    return FakeHost(paint=bars.paint_bar_shot, **{**fields, **changes})
+    return FakeHost(paint=bars.PAINTED[pixel_format], **{**fields, **changes})
 
 
 async def make_session(server: RunningServer, **fields: Any) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from tests.transport.painting import colour_of
+from tests.transport import bars
+from tests.transport.painting import Shot, colour_of
 from transport.encoder import HEADER, Encoder, Frame, Picture, Renditions
 from transport.stream import Chunk, StreamError
 
@@ -61,6 +62,29 @@ async def test_each_format_is_one_binary_message(renditions: Renditions) -> None
         assert np.abs(simplejpeg.decode_jpeg(jpeg) - frames[number].astype(int)).max() <= 3
         assert frame.chunk.num_frames == 2
         assert frame.chunk.started_event_ids == ("e",)
+
+
+@pytest.mark.parametrize("pixel_format", bars.PAINTED)
+async def test_colours_come_out_as_they_were_painted(
+    renditions: Renditions, pixel_format: str
+) -> None:
+    """In every encoding, whatever the host's pixels are."""
+    frames = bars.PAINTED[pixel_format](Shot("bars", 0, 0, 128, 96, 0, 3))
+    encoded = await encode(renditions, make_chunk(frames), "h264", "jpeg", "raw", "vp8")
+    assert all(frame.size == (128, 96) for frame in encoded)
+    seen = {
+        "raw": [
+            np.frombuffer(f.payloads["raw"][16:], np.uint8).reshape(96, 128, 3) for f in encoded
+        ],
+        "jpeg": [bars.decode_jpeg(frame.payloads["jpeg"][16:]) for frame in encoded],
+        "h264": bars.decode("h264", [frame.packets["h264"] for frame in encoded]),
+        "vp8": bars.decode("vp8", [frame.packets["vp8"] for frame in encoded]),
+    }
+    for pictures in seen.values():
+        assert bars.numbers_of(pictures) == [0, 1, 2]
+        assert max(map(bars.error_of, pictures)) <= bars.TOLERANCE
+    if pixel_format == "rgb":
+        assert (np.stack(seen["raw"]) == frames).all()
 
 
 async def test_only_what_is_looked_at_is_encoded(renditions: Renditions) -> None:

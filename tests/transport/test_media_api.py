@@ -24,9 +24,10 @@ from tests.transport.media_client import (
 )
 
 
-async def test_mjpeg_shows_bars_and_numbers(serve: Serve) -> None:
+@pytest.mark.parametrize("pixel_format", bars.PAINTED)
+async def test_mjpeg_shows_bars_and_numbers(serve: Serve, pixel_format: str) -> None:
     """Pictures come in order, with their colours and no header of ours."""
-    server = await serve(bar_host())
+    server = await serve(bar_host(pixel_format))
     session = await make_session(server)
     pictures = []
     async with streaming(server, media_path(session, "stream.mjpeg")) as answer:
@@ -42,9 +43,10 @@ async def test_mjpeg_shows_bars_and_numbers(serve: Serve) -> None:
     assert max(map(bars.error_of, pictures)) <= bars.TOLERANCE
 
 
-async def test_mp4_shows_bars_and_numbers(serve: Serve) -> None:
+@pytest.mark.parametrize("pixel_format", bars.PAINTED)
+async def test_mp4_shows_bars_and_numbers(serve: Serve, pixel_format: str) -> None:
     """No frame is missing or comes twice, and the times are those of the clock."""
-    server = await serve(bar_host())
+    server = await serve(bar_host(pixel_format))
     session = await make_session(server)
     async with streaming(server, media_path(session, "stream.mp4")) as answer:
         assert answer.headers["content-type"] == "video/mp4"

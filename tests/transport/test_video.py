@@ -43,6 +43,19 @@ def test_no_frame_waits_for_another(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
+def test_i420_is_taken_as_it_is_and_its_memory_may_be_used_again(codec: Codec) -> None:
+    one, memory, packets = encoder(codec), np.empty((144, 128), np.uint8), []
+    for number in range(4):
+        memory[:] = painted = bars.to_i420(bars.paint_bars(128, 96, number))
+        packets.append(one.encode(memory))
+        assert (memory == painted).all()
+        memory[:] = 0
+    pictures = bars.decode(codec, packets)
+    assert bars.numbers_of(pictures) == [0, 1, 2, 3]
+    assert max(map(bars.error_of, pictures)) <= bars.TOLERANCE
+
+
+@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("size", [(127, 96), (128, 95), (65, 49)])
 def test_odd_sides_are_padded(codec: Codec, size: tuple[int, int]) -> None:
     width, height = size
@@ -99,7 +112,16 @@ def test_vp8_is_made_anew_only_for_large_changes() -> None:
     assert one.encode(noise(2)).is_key
 
 
-@pytest.mark.parametrize("picture", [np.zeros((96, 128), np.uint8), np.zeros((96, 128, 3))])
+@pytest.mark.parametrize(
+    "picture",
+    [
+        np.zeros((96, 128, 3)),
+        np.zeros((97, 128, 3), np.uint8),
+        np.zeros((144, 128)),
+        np.zeros((96, 128), np.uint8),  # as I420 it is 64 rows high
+        np.zeros((147, 128), np.uint8),
+    ],
+)
 def test_what_cannot_be_encoded_has_its_own_code(picture: np.ndarray) -> None:
     with pytest.raises(StreamError) as caught:
         encoder("h264").encode(picture)
