@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import shlex
 from dataclasses import dataclass
@@ -157,8 +156,6 @@ def _client() -> httpx.AsyncClient:
     It follows no redirects: the key is for the service that was named. Raises ConfigError for a
     proxy of the environment that is none.
     """
-    for library in ("httpx", "httpcore"):  # a line for each request, with what is secret in it
-        logging.getLogger(library).setLevel(logging.WARNING)
     try:
         return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_keepalive_connections=0))
     except (ValueError, httpx.InvalidURL) as error:

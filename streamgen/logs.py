@@ -12,6 +12,8 @@ from typing import Any, Final
 FORMATS: Final = ("text", "json")
 # A line a chunk, with its trace id and its figures: in a text log only at the level "debug".
 TRACES: Final = ("streamgen.trace", "transport.trace")
+# They tell of every request with its address, in which a key may be.
+TOO_OPEN: Final = ("httpx", "httpcore")
 # What a record has of itself; all else was given with `extra`.
 USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -87,6 +89,8 @@ def set_up(setup: LogSetup) -> None:
     for name in TRACES:
         level = max(root.level, logging.WARNING) if quiet else logging.NOTSET
         logging.getLogger(name).setLevel(level)
+    for name in TOO_OPEN:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def current(process: str) -> LogSetup:

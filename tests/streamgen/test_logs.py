@@ -17,7 +17,7 @@ from streamgen.logs import JsonFormatter, LogSetup, TextFormatter
 def bare_root() -> Iterator[logging.Logger]:
     """Lend the root logger as a new process has it."""
     root = logging.getLogger()
-    loggers = [root, *(logging.getLogger(name) for name in logs.TRACES)]
+    loggers = [root, *(logging.getLogger(name) for name in (*logs.TRACES, *logs.TOO_OPEN))]
     levels, handlers = [logger.level for logger in loggers], root.handlers[:]
     for logger in loggers[1:]:  # a server that ran in this process has set them
         logger.setLevel(logging.NOTSET)
@@ -85,6 +85,15 @@ def test_chunks_are_told_to_machines_and_to_who_asks_for_all(
     other = logs.current("engine")
     assert (other.format, other.process) == (setup.format, "engine")
     assert other.level == bare_root.level
+
+
+def test_addresses_that_are_asked_are_told_at_no_level(bare_root: logging.Logger) -> None:
+    """A service's address may have a key in it."""
+    bare_root.handlers.clear()
+    logs.set_up(LogSetup("DEBUG"))
+    for name in logs.TOO_OPEN:
+        assert not logging.getLogger(name).isEnabledFor(logging.INFO)
+        assert logging.getLogger(name).isEnabledFor(logging.WARNING)
 
 
 SECRET = "Zm9vLWJhci1_"

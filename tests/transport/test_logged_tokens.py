@@ -15,6 +15,7 @@ SESSIONS = "/v1/realtime/sessions"
 async def test_no_token_is_in_the_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     """Neither of addresses, nor of headers, nor of messages."""
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "httpx")  # the client's
     server = await serve()
     async with server.http() as http:
         made = (await http.post(SESSIONS, json={"prompt": "a"})).json()
