@@ -20,7 +20,6 @@ from streamgen.model_runner import ModelRunner, Row, RunnerConfig, StepBatch
 from streamgen.models.causal_dit import CausalDiT
 from streamgen.models.fused import LinearGELU
 from streamgen.models.presets import Model, Preset
-from streamgen.sampler import chunk_noise
 from streamgen.step import COMMIT_TIMESTEP, ChunkSteps
 from streamgen.text import TextMix
 
@@ -111,7 +110,7 @@ def sample(runner: ModelRunner, preset: Preset, window: WindowConfig) -> Tensor:
         shape = (staging.num_frames, *runner.config.latent_shape)
 
         def noise(index: int, chunk: int = chunk, shape: tuple[int, ...] = shape) -> Tensor:
-            return chunk_noise(0, chunk, index, shape=shape).to(runner.config.device)
+            return preset.draw_noise(0, chunk, index, shape).to(runner.config.device)
 
         steps = ChunkSteps(preset.make_sampler(preset.steps), noise)
         while not steps.is_denoised:

@@ -19,7 +19,6 @@ from streamgen.chunk_spec import ChunkSpec
 from streamgen.model_runner import ModelRunner, Row
 from streamgen.pass_inputs import moved
 from streamgen.record import ChunkRecord
-from streamgen.sampler import chunk_noise
 from streamgen.session import Session
 from streamgen.step import COMMIT_TIMESTEP, ChunkSteps
 from streamgen.text import Text
@@ -225,7 +224,7 @@ def begin_chunk(session: Session, runner: ModelRunner, spec: ChunkSpec, now: flo
 
 def _first_step(spec: ChunkSpec, session: Session, runner: ModelRunner) -> ChunkSteps:
     shape = (spec.num_latents, *runner.config.latent_shape)
-    noise = partial(chunk_noise, spec.seed, spec.draw, shape=shape)
+    noise = partial(session.preset.draw_noise, spec.seed, spec.draw, shape=shape)
     device = runner.config.device
     sampler = session.preset.make_sampler(spec.steps, first_chunk=spec.draw == 0)
     return ChunkSteps(sampler, lambda index: moved(noise(index), device))

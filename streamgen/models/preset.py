@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from streamgen.errors import ConfigError
 from streamgen.models.causal_dit import DiTConfig
 from streamgen.models.taehv import TAEHVConfig
 from streamgen.models.wan_vae import WanVAEConfig
-from streamgen.sampler import FlowSchedule, Sampler, SamplerKind
+from streamgen.sampler import FlowSchedule, Sampler, SamplerKind, chunk_noise
 from streamgen.step import COMMIT_TIMESTEP, ChunkPlan
 
 TRAIN_STEPS: Final = 1000
@@ -97,6 +97,7 @@ class Preset:
     suggestions: tuple[str, ...] = ()  # prompts that show what it can do
     timesteps: tuple[float, ...] | None = None
     first_timesteps: tuple[float, ...] | None = None  # of the first chunk, where it has its own
+    opening_noise: Callable[[Tensor, int], Tensor] | None = None  # of first chunks, by the seed
     context_noise: float = COMMIT_TIMESTEP  # the timestep at which a chunk is committed
     tiny_vae: TAEHVConfig | None = None  # may decode in place of `vae`
     published: Published | None = None
@@ -127,6 +128,16 @@ class Preset:
         assert steps == self.steps, (self.name, steps)
         own = self.first_timesteps if first_chunk and self.first_timesteps else self.timesteps
         return _fixed(self.shift, self.sampler, own)
+
+    def draw_noise(self, seed: int, chunk: int, pass_index: int, shape: Sequence[int]) -> Tensor:
+        """Return the noise of one pass, as `chunk_noise` draws it.
+
+        That of a stream's first pass is shaped by the model, if it was trained so.
+        """
+        noise = chunk_noise(seed, chunk, pass_index, shape)
+        if chunk == pass_index == 0 and self.opening_noise is not None:
+            return self.opening_noise(noise, seed)
+        return noise
 
     def latent_shape(self, width: int, height: int) -> tuple[int, int, int]:
         """Return (channels, height, width) of one latent frame of a `width` x `height` video."""

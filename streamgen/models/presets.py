@@ -21,6 +21,7 @@ from streamgen.models.random_text import random_text
 from streamgen.models.taehv import TAEHVConfig
 from streamgen.models.wan_vae import WanVAEConfig
 from streamgen.pocket import config as pocket
+from streamgen.pocket.openings import opening_noise
 from streamgen.pocket.text_encoder import ConceptEncoder
 from streamgen.step import ChunkPlan
 
@@ -81,6 +82,7 @@ POCKET: Final = Preset(
     fps=16,
     chunks=ChunkPlan(pocket.CHUNK_FRAMES),
     window_frames=pocket.WINDOW_FRAMES,
+    opening_noise=opening_noise,
     suggestions=(
         "a red ball bounces on the grass at night",
         "a blue star drifts over the sea",

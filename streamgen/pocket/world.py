@@ -8,6 +8,7 @@ small model can learn to draw all of it well.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,7 +31,12 @@ TRANSITION_FRAMES: Final = 12  # a new scene takes over within one chunk
 FLOOR: Final = 88  # row that resting things stand on
 RADIUS: Final = 24.0  # pixels
 BOUNCE_PERIOD: Final = 24  # frames
+BOUNCE_HEIGHT: Final = 24.0  # pixels
 DRIFT_PERIOD: Final = 96  # frames
+NUM_STARTS: Final = 9  # ways to begin: three places times three phases of a bounce
+PHASES: Final = 3
+# Where on its way a thing that drifts is, in eighths of the period: in the place of its start.
+DRIFTS: Final = (5, 6, 7, 0, 4, 0, 1, 2, 3)
 
 ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
     "place": ("meadow", "sea", "desert", "snowfield"),
@@ -76,6 +82,11 @@ def random_scene(rng: np.random.Generator) -> Scene:
     """Draw a scene with independent, uniform attributes and a fresh seed."""
     values = {name: str(rng.choice(options)) for name, options in ATTRIBUTES.items()}
     return Scene(**values, seed=int(rng.integers(2**31)))
+
+
+def start_of(seed: int) -> int:
+    """Return which of the `NUM_STARTS` ways to begin a seed settles."""
+    return zlib.crc32(seed.to_bytes(8, "little")) % NUM_STARTS  # the same with every numpy
 
 
 def render(
@@ -128,9 +139,7 @@ class _Layers:
     @classmethod
     def of(cls, scene: Scene, frames: Floats, centre: Floats | None = None) -> _Layers:
         if centre is None:
-            rng = np.random.default_rng(scene.seed)
-            slot, phase = rng.integers(3), rng.random()
-            centre = _path(scene.motion, int(slot), float(phase), frames)
+            centre = _path(scene.motion, start_of(scene.seed), frames)
         count = len(frames)
         behind: Floats = np.broadcast_to(
             backdrop(scene.place, scene.time, scene.weather), (count, SIZE, SIZE, 3)
@@ -176,15 +185,20 @@ class _Layers:
         return pixels
 
 
-def _path(motion: str, slot: int, phase: float, frames: Floats) -> Floats:
-    """Return the object's centre `[n, 2]`; it keeps to one of three places or sweeps across."""
-    x: Floats = np.full(len(frames), 40.0 + 24.0 * slot, np.float32)
-    y: Floats = np.full(len(frames), FLOOR - RADIUS, np.float32)
+def _path(motion: str, start: int, frames: Floats) -> Floats:
+    """Return the object's centre `[n, 2]`; it keeps to one of three places or sweeps across.
+
+    Phases are whole latent frames apart, so that one always holds the same part of a motion.
+    """
+    place, phase = divmod(start, PHASES)
+    x: Floats = np.full(len(frames), 40.0 + 24.0 * place)
+    y: Floats = np.full(len(frames), FLOOR - RADIUS)
     if motion == "bounces":
-        y -= 34.0 * np.abs(np.sin(np.pi * (frames / BOUNCE_PERIOD + phase)))
+        turn = frames / BOUNCE_PERIOD + phase / PHASES
+        y = y - BOUNCE_HEIGHT * np.abs(np.sin(np.pi * turn))
     elif motion == "drifts":
-        x = 64.0 + 34.0 * np.sin(2 * np.pi * (frames / DRIFT_PERIOD + phase))
-        y = np.full(len(frames), 50.0, np.float32)
+        x = 64.0 + 34.0 * np.sin(2 * np.pi * (frames / DRIFT_PERIOD + DRIFTS[start] / 8))
+        y = np.full(len(frames), 50.0)
     return np.stack([x, y], axis=1).astype(np.float32)
 
 

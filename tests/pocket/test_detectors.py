@@ -4,7 +4,7 @@ import pytest
 from streamgen.pocket.detectors import read, saturation, sharpness
 from streamgen.pocket.measures import degrade
 from streamgen.pocket.regions import close, components, open_
-from streamgen.pocket.world import ATTRIBUTES, Scene, random_scene, render
+from streamgen.pocket.world import ATTRIBUTES, DRIFT_PERIOD, Scene, random_scene, render
 
 
 def test_regions():
@@ -40,7 +40,7 @@ def test_detectors_on_renderings(degraded):
             wrong[name] += seen.values[name] != getattr(scene, name)
         wrong["count"] += seen.count != 1
         assert seen.presence > 0.9
-    assert max(wrong.values()) == 0, wrong
+    assert max(wrong.values()) <= degraded, wrong
 
 
 @pytest.mark.parametrize("place", ATTRIBUTES["place"])
@@ -53,9 +53,10 @@ def test_every_colour_is_told_from_every_ground(place, colour):
 
 
 def test_an_empty_scene_has_no_object():
-    passing = Scene("meadow", "day", "clear", "ball", "red", "drifts")
-    empty = np.median(np.stack([render(passing, 1, 8 * i)[0] for i in range(12)]), axis=0)
-    seen = read(np.repeat(empty[None].astype(np.uint8), 24, axis=0))
+    passing = Scene("meadow", "day", "clear", "ball", "red", "drifts", seed=1)
+    at_left, at_right = render(passing, 1), render(passing, 1, DRIFT_PERIOD // 2)
+    empty = np.concatenate([at_right[:, :, :64], at_left[:, :, 64:]], axis=2)
+    seen = read(np.repeat(empty, 24, axis=0))
     assert (seen.count, seen.presence) == (0, 0.0)
     assert seen.values["shape"] is None
     assert seen.values["place"] == "meadow"
@@ -65,7 +66,7 @@ def test_two_objects_are_counted():
     def half(seed: int) -> np.ndarray:
         return render(Scene("sea", "night", "clear", "ball", "green", "rests", seed), 12)
 
-    by_place = {round(float(read(half(seed)).centres[0, 0])): half(seed) for seed in range(8)}
+    by_place = {round(float(read(half(seed)).centres[0, 0])): half(seed) for seed in range(12)}
     left, right = by_place[min(by_place)], by_place[max(by_place)]
     both = np.concatenate([left[:, :, :64], right[:, :, 64:]], axis=2)
     assert read(both).count == 2

@@ -9,7 +9,7 @@ from torch import Tensor
 from streamgen.models.causal_dit import CausalDiT, SelfAttention
 from streamgen.pocket.config import CHUNK_FRAMES, DIT
 from streamgen.pocket.train import distill
-from streamgen.pocket.train.distill import Clips, level, noised, rolled_out, segment_error
+from streamgen.pocket.train.distill import Clips, Models, level, noised, rolled_out, segment_error
 
 SPEED = 2.0
 
@@ -37,19 +37,15 @@ def test_segments_are_the_shifted_schedule() -> None:
 
 def test_noised_clips_begin_as_noise_and_end_as_themselves() -> None:
     x0 = some_clips(2).x0
-    torch.manual_seed(0)
-    begun = noised(x0, torch.tensor([[0], [distill.NUM_PASSES]]))
-    torch.manual_seed(0)
     noise = torch.randn_like(x0)
+    begun = noised(x0, noise, torch.tensor([[0], [distill.NUM_PASSES]]))
     assert torch.equal(begun, torch.stack([noise[0], x0[1]]))
 
 
 def test_a_roll_out_goes_as_far_as_each_chunks_segment(model: CausalDiT) -> None:
     clips, segment = some_clips(4), torch.arange(4)[:, None]
-    torch.manual_seed(1)
-    reached = rolled_out(model, clips, segment)
-    torch.manual_seed(1)
     noise = torch.randn_like(clips.x0)
+    reached = rolled_out(model, clips, noise, segment)
     way = (level(segment) - 1)[:, :, None, None, None, None] * SPEED
     torch.testing.assert_close(reached, noise + way)
 
@@ -58,6 +54,7 @@ def test_a_roll_out_goes_as_far_as_each_chunks_segment(model: CausalDiT) -> None
 def test_who_walks_as_the_teacher_does_has_no_error(model: CausalDiT, chunks: int) -> None:
     clips = some_clips(4, chunks)
     segment = torch.arange(4)[:, None].expand(-1, chunks)
-    error = segment_error(model, model, clips, noised(clips.x0, segment), segment, 1.6)
+    begun = noised(clips.x0, torch.randn_like(clips.x0), segment)
+    error = segment_error(Models(model, model, 1.6), clips, begun, segment)
     assert error.shape == clips.x0.shape
     torch.testing.assert_close(error, torch.zeros_like(error), atol=1e-4, rtol=0)

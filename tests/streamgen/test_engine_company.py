@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from streamgen import work
 from streamgen.messages import SetPrompt
+from streamgen.models import preset as presets
 from streamgen.sampler import chunk_noise
 from streamgen.session import Session
 from tests.oracle import DenseDiT, DenseStream, random_weights
@@ -87,6 +88,25 @@ def test_q24_rows_of_unequal_length_share_a_pass() -> None:
         np.testing.assert_allclose(chunk.latents, reference.latents, rtol=0, atol=2e-5)
 
 
+def test_a_model_shapes_the_noise_of_openings_alone() -> None:
+    """Of a stream's first chunk and of the first after a reset; rewound, it is drawn as before."""
+    seeds: list[int] = []
+
+    def raised(noise: Tensor, seed: int) -> Tensor:
+        seeds.append(seed)
+        return noise + 2
+
+    with Studio(replace(TINY, opening_noise=raised), deterministic=True) as studio:
+        session = studio.open()
+        first = studio.make(session, 3)[0]
+        assert seeds == [42]
+        studio.engine.control(session.id, SetPrompt("a star", "reset"))
+        studio.make(session, 5)
+        assert seeds == [42, 42]
+    plain = alone(1)[0]
+    assert not np.array_equal(first.latents, plain.latents)
+
+
 def test_q24_noise_is_keyed_by_seed_chunk_and_pass_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[tuple[int, int, int], set[str]] = {}
 
@@ -96,7 +116,7 @@ def test_q24_noise_is_keyed_by_seed_chunk_and_pass_alone(monkeypatch: pytest.Mon
         drawn.setdefault((seed, chunk, pass_index), set()).add(digest)
         return noise
 
-    monkeypatch.setattr(work, "chunk_noise", draw)
+    monkeypatch.setattr(presets, "chunk_noise", draw)
     for num_others in (0, 3):
         with Studio() as studio:
             session = studio.open()

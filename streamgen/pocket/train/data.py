@@ -4,8 +4,9 @@
         --images 40000 --clips 8000
 
 Shards are safetensors: `latents` float16 `[n, frames, C, 16, 16]`, `labels` uint8 `[n, chunks, 6]`
-(slots of the codebook), `object` bool `[n, frames, 16, 16]`. An eighth of all combinations of
-attributes never appears: they are what the evaluation calls unseen scenes.
+(slots of the codebook), `object` bool `[n, frames, 16, 16]`, `start` int8 `[n]` (which way the
+clip begins; -1 where that is later in the world's time than a stream does). An eighth of all
+combinations of attributes never appears: they are what the evaluation calls unseen scenes.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from streamgen.models.taehv import FRAMES_PER_LATENT, STARTUP_FRAMES, TAEHV
 from streamgen.pocket.config import CHUNK_FRAMES, VAE
 from streamgen.pocket.text_encoder import label_indices
 from streamgen.pocket.train.vae import encode_clip, random_start
-from streamgen.pocket.world import ATTRIBUTES, Scene, random_scene, render_with_object
+from streamgen.pocket.world import ATTRIBUTES, Scene, random_scene, render_with_object, start_of
 
 CLIP_CHUNKS = 3
 SWITCH_SHARE = 0.45
+OPENING_SHARE = 0.6  # of clips that begin where a stream does
 
 
 def is_held_out(scene: Scene) -> bool:
@@ -69,13 +71,14 @@ def clip_of(rng: np.random.Generator, num_latents: int) -> dict[str, Tensor]:
         entries.append((first_frame(at), scenes[-1]))
     scenes += [scenes[-1]] * (chunks - len(scenes))
     frames = FRAMES_PER_LATENT * num_latents - STARTUP_FRAMES
-    start = random_start(rng)
+    start = 0 if rng.random() < OPENING_SHARE else random_start(rng)
     timeline = [(first and first + start, scene) for first, scene in entries]
     pixels, mask = render_with_object(timeline, frames, start)
     return {
         "pixels": torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255,
         "object": object_cells(torch.from_numpy(mask)),
         "labels": label_indices(scenes).to(torch.uint8),
+        "start": torch.tensor(start_of(scenes[0].seed) if start == 0 else -1, dtype=torch.int8),
     }
 
 
@@ -90,15 +93,15 @@ def object_cells(mask: Tensor) -> Tensor:
 @torch.inference_mode()
 def shard(vae: TAEHV, rng: np.random.Generator, count: int, num_latents: int) -> dict[str, Tensor]:
     """Make one shard of `count` clips."""
-    parts: dict[str, list[Tensor]] = {"latents": [], "labels": [], "object": []}
+    parts: dict[str, list[Tensor]] = {"latents": [], "labels": [], "object": [], "start": []}
     group = max(1, 32 // num_latents)
     for _ in range(0, count, group):
         clips = [clip_of(rng, num_latents) for _ in range(group)]
         pixels = torch.stack([clip["pixels"] for clip in clips])
         with torch.autocast("cpu", torch.bfloat16):
             parts["latents"].append(encode_clip(vae, pixels).half())
-        parts["labels"].append(torch.stack([clip["labels"] for clip in clips]))
-        parts["object"].append(torch.stack([clip["object"] for clip in clips]))
+        for name in ("labels", "object", "start"):
+            parts[name].append(torch.stack([clip[name] for clip in clips]))
     return {name: torch.cat(tensors).contiguous() for name, tensors in parts.items()}
 
 

@@ -31,7 +31,9 @@ from streamgen.pocket.train.dit import (
     batches,
     dropped,
     flow_of,
+    noise_of,
     noisy_part,
+    openings_only,
     optimizers_of,
     save,
     teacher_forcing,
@@ -44,8 +46,26 @@ NUM_PASSES = 4
 SUBSTEPS = 3
 # First chunks trained on alone: how often each segment is drawn (things drawn in two places came of
 # the last two), and the share that begins where the student's own passes lead.
-OPENING_SEGMENTS = (1.0, 1.0, 3.0, 3.0)
+OPENING_SEGMENTS = (2.0, 1.0, 2.0, 2.0)
 OWN_SHARE = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Who learns from whom, and how far the teacher is pushed away from no prompt."""
+
+    student: CausalDiT
+    teacher: CausalDiT
+    guidance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Clips:
+    """Latents `[clips, chunks, frames, C, h, w]`, and the context that later chunks see of them."""
+
+    x0: Tensor
+    context: Tensor
+    labels: Tensor
 
 
 def level(segment: Tensor) -> Tensor:
@@ -59,34 +79,28 @@ def wide(sigma: Tensor) -> Tensor:
     return sigma[:, :, None, None, None, None]
 
 
-def guided_flow(
-    teacher: CausalDiT, rows: dict[str, Tensor], attention: SelfAttention, guidance: float
-) -> Tensor:
+def guided_flow(models: Models, rows: dict[str, Tensor], attention: SelfAttention) -> Tensor:
     """Return the teacher's flow, pushed away from what it would do without a prompt."""
-    flow = flow_of(teacher, rows, attention)
+    flow = flow_of(models.teacher, rows, attention)
     blank = {**rows, "labels": torch.zeros_like(rows["labels"])}
-    without = flow_of(teacher, blank, attention)
-    return without + guidance * (flow - without)
+    without = flow_of(models.teacher, blank, attention)
+    return without + models.guidance * (flow - without)
 
 
-def distill_loss(
-    student: CausalDiT, teacher: CausalDiT, batch: dict[str, Tensor], guidance: float
-) -> Tensor:
+def distill_loss(models: Models, batch: dict[str, Tensor]) -> Tensor:
     """Return the regression loss on one random segment a chunk."""
     x0 = batch["latents"].float().unflatten(1, (-1, CHUNK_FRAMES))
     labels = dropped(batch["labels"])
-    attention = teacher_forcing(x0.shape[1], WINDOW_FRAMES // CHUNK_FRAMES)
     with torch.no_grad():
-        context = own_context(student, x0, labels, attention)
+        context = own_context(models.student, x0, noise_of(x0, batch["start"]), labels)
     segment = torch.randint(NUM_PASSES, x0.shape[:2], device=x0.device)
     clips = Clips(x0, context, labels)
-    error = segment_error(student, teacher, clips, noised(x0, segment), segment, guidance)
+    begun = noised(x0, noise_of(x0, batch["start"]), segment)
+    error = openings_only(segment_error(models, clips, begun, segment), batch["start"])
     return weighted(error.flatten(1, 2), batch["object"])
 
 
-def opening_loss(
-    student: CausalDiT, teacher: CausalDiT, batch: dict[str, Tensor], guidance: float
-) -> Tensor:
+def opening_loss(models: Models, batch: dict[str, Tensor]) -> Tensor:
     """Return the loss on the first chunks of clips alone.
 
     From its own passes the student learns to choose where it has drawn a thing in two places: it
@@ -98,32 +112,14 @@ def opening_loss(
     segment = torch.multinomial(weights, len(x0), replacement=True)[:, None]
     clips = Clips(x0, x0, labels)
     with torch.no_grad():
-        own = rolled_out(student, clips, segment)
+        own = rolled_out(models.student, clips, noise_of(x0, batch["start"]), segment)
     is_own = torch.rand(segment.shape, device=x0.device) < OWN_SHARE
-    begun = torch.where(wide(is_own), own, noised(x0, segment))
-    error = segment_error(student, teacher, clips, begun, segment, guidance)
-    # The thing need not be where the clip has it: all cells count alike.
-    cells = batch["object"][:, :CHUNK_FRAMES] & ~is_own[:, :, None, None]
-    return weighted(error.flatten(1, 2), cells)
+    begun = torch.where(wide(is_own), own, noised(x0, noise_of(x0, batch["start"]), segment))
+    error = segment_error(models, clips, begun, segment)
+    return weighted(error.flatten(1, 2), batch["object"][:, :CHUNK_FRAMES])
 
 
-@dataclass(frozen=True, slots=True)
-class Clips:
-    """Latents `[clips, chunks, frames, C, h, w]`, and the context that later chunks see of them."""
-
-    x0: Tensor
-    context: Tensor
-    labels: Tensor
-
-
-def segment_error(
-    student: CausalDiT,
-    teacher: CausalDiT,
-    clips: Clips,
-    begun: Tensor,
-    segment: Tensor,
-    guidance: float,
-) -> Tensor:
+def segment_error(models: Models, clips: Clips, begun: Tensor, segment: Tensor) -> Tensor:
     """Return the student's flow less the straight line along which the teacher walked a segment.
 
     `begun` holds the latents at the start of each chunk's `segment` `[clips, chunks]`; the result
@@ -138,23 +134,23 @@ def segment_error(
         for i in range(SUBSTEPS):
             here, there = level(segment + i / SUBSTEPS), level(segment + (i + 1) / SUBSTEPS)
             rows = teacher_forcing_rows(x0, context, walked, here, labels)
-            flow = noisy_part(guided_flow(teacher, rows, attention, guidance), count, chunks)
+            flow = noisy_part(guided_flow(models, rows, attention), count, chunks)
             walked = walked + wide(there - here) * flow
     target = (begun - walked) / wide(begin - end)
     rows = teacher_forcing_rows(x0, context, begun, begin, labels)
-    return noisy_part(flow_of(student, rows, attention), count, chunks) - target
+    return noisy_part(flow_of(models.student, rows, attention), count, chunks) - target
 
 
-def noised(x0: Tensor, segment: Tensor) -> Tensor:
+def noised(x0: Tensor, noise: Tensor, segment: Tensor) -> Tensor:
     """Return clips noised to where their segments begin."""
     sigma = wide(level(segment))
-    return (1 - sigma) * x0 + sigma * torch.randn_like(x0)
+    return (1 - sigma) * x0 + sigma * noise
 
 
-def rolled_out(student: CausalDiT, clips: Clips, segment: Tensor) -> Tensor:
+def rolled_out(student: CausalDiT, clips: Clips, noise: Tensor, segment: Tensor) -> Tensor:
     """Return where the student's own passes lead from noise, up to each chunk's segment."""
     x0, attention = clips.x0, teacher_forcing(clips.x0.shape[1], WINDOW_FRAMES // CHUNK_FRAMES)
-    reached = x = torch.randn_like(x0)
+    reached = x = noise
     for i in range(NUM_PASSES - 1):
         here = torch.full_like(segment, i)
         rows = teacher_forcing_rows(x0, clips.context, x, level(here), clips.labels)
@@ -164,11 +160,12 @@ def rolled_out(student: CausalDiT, clips: Clips, segment: Tensor) -> Tensor:
     return reached
 
 
-def own_context(student: CausalDiT, x0: Tensor, labels: Tensor, attention: SelfAttention) -> Tensor:
+def own_context(student: CausalDiT, x0: Tensor, noise: Tensor, labels: Tensor) -> Tensor:
     """Return clean chunks, half of them as the student's last pass would leave them."""
     clips, chunks = x0.shape[:2]
     segment = torch.full((clips, chunks), NUM_PASSES - 1, device=x0.device)
-    sigma, noisy = level(segment), noised(x0, segment)
+    sigma, noisy = level(segment), noised(x0, noise, segment)
+    attention = teacher_forcing(chunks, WINDOW_FRAMES // CHUNK_FRAMES)
     rows = teacher_forcing_rows(x0, x0, noisy, sigma, labels)
     flow = noisy_part(flow_of(student, rows, attention), clips, chunks)
     own = torch.rand(clips, chunks, device=x0.device) < 0.5
@@ -208,12 +205,15 @@ def train(args: argparse.Namespace) -> None:
         optimizers.load_state_dict(state["optimizers"])
     clips = load_shards(args.data, "clips")
     draw = batches(clips, args.batch, args.device)
-    draw_openings = batches(clips, args.openings, args.device)
+    begins = clips["start"] >= 0
+    openings = {name: tensor[begins] for name, tensor in clips.items()}
+    draw_openings = batches(openings, args.openings, args.device)
+    models = Models(student, teacher, args.guidance)
     started, step, losses = time.monotonic(), 0, []
     while (spent := (time.monotonic() - started) / (60 * args.minutes)) < 1:
         with torch.autocast(args.device, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
-            loss = distill_loss(student, teacher, draw(), args.guidance)
-            opening = opening_loss(student, teacher, draw_openings(), args.guidance)
+            loss = distill_loss(models, draw())
+            opening = opening_loss(models, draw_openings())
         (loss + opening).backward()
         optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))
         average.update(student)

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from streamgen.models.causal_dit import CausalDiT, SelfAttention
 from streamgen.pocket.config import CHUNK_FRAMES, DIT, WINDOW_FRAMES
+from streamgen.pocket.openings import STRENGTH, marks
 from streamgen.pocket.text_encoder import codebook
 from streamgen.pocket.train.data import load_shards
 from streamgen.pocket.train.optim import Average, Optimizers, ramp
@@ -142,7 +143,7 @@ def clip_loss(model: CausalDiT, batch: dict[str, Tensor], own_context: float) ->
     clips, chunks = x0.shape[:2]
     labels = dropped(batch["labels"])
     sigma = sample_sigma((clips, chunks), x0.device)
-    s, noise = sigma[..., None, None, None, None], torch.randn_like(x0)
+    s, noise = sigma[..., None, None, None, None], noise_of(x0, batch["start"])
     noisy = (1 - s) * x0 + s * noise
     attention = teacher_forcing(chunks, WINDOW_FRAMES // CHUNK_FRAMES)
     context = x0 + 0.1 * torch.rand(clips, chunks, 1, 1, 1, 1, device=x0.device) * torch.randn_like(
@@ -158,7 +159,22 @@ def clip_loss(model: CausalDiT, batch: dict[str, Tensor], own_context: float) ->
         context = torch.where(usable, guess, context)
     rows = teacher_forcing_rows(x0, context, noisy, sigma, labels)
     error = noisy_part(flow_of(model, rows, attention), clips, chunks) - (noise - x0)
-    return weighted(error.flatten(1, 2), batch["object"])
+    return weighted(openings_only(error, batch["start"]).flatten(1, 2), batch["object"])
+
+
+def noise_of(clips: Tensor, start: Tensor) -> Tensor:
+    """Return noise like `clips` `[n, chunks, 3, C, h, w]`; `start` marks that of first chunks."""
+    noise = torch.randn_like(clips)
+    marked = STRENGTH * marks(clips.shape[2:]).to(clips.device)[start.clamp(min=0).long()]
+    noise[:, 0] += torch.where((start >= 0)[:, None, None, None, None], marked, 0)
+    return noise
+
+
+def openings_only(error: Tensor, start: Tensor) -> Tensor:
+    """Forget the errors of first chunks that no stream begins with, `start` -1."""
+    counts = torch.ones(error.shape[:2], device=error.device)
+    counts[:, 0] = start >= 0
+    return error * counts[:, :, None, None, None, None]
 
 
 def noisy_part(flow: Tensor, clips: int, chunks: int) -> Tensor:
@@ -194,7 +210,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--own-context", type=float, default=0.25)
-    parser.add_argument("--image-share", type=float, default=0.25, help="of steps, in clips")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
@@ -218,18 +233,12 @@ def train(args: argparse.Namespace) -> None:
         for block in model.layers:
             for half in ("before_attention", "after_attention"):
                 setattr(block, half, torch.compile(getattr(block, half)))
-    draw_images = batches(load_shards(args.data, "images"), args.batch or 64, args.device)
-    draw_clips = None
-    if args.stage == "clips":
-        draw_clips = batches(load_shards(args.data, "clips"), args.batch or 4, args.device)
+    loss_of = clips_of(model, args) if args.stage == "clips" else images_of(model, args)
     started, step, losses = time.monotonic(), 0, [0.0]
     while (spent := (time.monotonic() - started) / (60 * args.minutes)) < 1:
         # The fused kernel's backward is five times slower than plain products at these sizes.
         with torch.autocast(args.device, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
-            if draw_clips is None or torch.rand(()) < args.image_share:
-                loss = image_loss(model, draw_images())
-            else:
-                loss = clip_loss(model, draw_clips(), args.own_context)
+            loss = loss_of()
         loss.backward()
         optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))
         average.update(model)
@@ -242,6 +251,18 @@ def train(args: argparse.Namespace) -> None:
         if step % 500 == 0:
             save(model, average, optimizers, args.out)
     save(model, average, optimizers, args.out)
+
+
+def images_of(model: CausalDiT, args: argparse.Namespace) -> Callable[[], Tensor]:
+    """Return a function that returns the loss on a random batch of single frames."""
+    draw = batches(load_shards(args.data, "images"), args.batch or 64, args.device)
+    return lambda: image_loss(model, draw())
+
+
+def clips_of(model: CausalDiT, args: argparse.Namespace) -> Callable[[], Tensor]:
+    """Return a function that returns the loss on a random batch of clips."""
+    draw = batches(load_shards(args.data, "clips"), args.batch or 4, args.device)
+    return lambda: clip_loss(model, draw(), args.own_context)
 
 
 def optimizers_of(model: CausalDiT, lr: float) -> Optimizers:
