@@ -89,7 +89,7 @@ class Admissions:
         return self.planner.busy_share(self._loads(_placed(sessions)))
 
     def check(self, session: Session, sessions: Iterable[Session]) -> None:
-        """Raise Capacity unless the session may have a place at once, before nobody who waits."""
+        """Raise Capacity unless the session may have a place at once and nobody waits for one."""
         placed = _placed(sessions)
         answer = self._weigh(session, placed)
         if isinstance(answer, Refusal) or len(self.queue):

@@ -122,10 +122,9 @@ class EndpointWriter:
             body["model"] = self.model
         key = os.environ.get(KEY_VARIABLE)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        written = await self._post(body, headers)
         try:
-            content = json.loads(await self._post(body, headers))["choices"][0]["message"][
-                "content"
-            ]
+            content = json.loads(written)["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise _failed("the endpoint's answer is no chat completion") from error
         if not isinstance(content, str):

@@ -64,9 +64,10 @@ def from_bytes(blob: bytes, preset: Preset, engine: EngineConfig) -> SessionReco
     try:
         text, latents = _read_safetensors(blob)
         document = _json(text, "the session")
+        digest = _digest(document, latents)  # of all that it says, before it is read
         record = _read_document(document, latents, preset.name)
         check_record(record, preset, engine)
-        if document["sha256"] != _digest(_json(text, "the session"), latents):
+        if document["sha256"] != digest:
             raise ValueError("it is not what was saved: the file is damaged")
     except (ValueError, StreamgenError) as error:
         raise InvalidRequest(

@@ -44,8 +44,8 @@ from streamgen.pocket.train.optim import Average, ramp
 
 NUM_PASSES = 4
 SUBSTEPS = 3
-# First chunks trained on alone: how often each segment is drawn (things drawn in two places came of
-# the last two), and the share that begins where the student's own passes lead.
+# First chunks trained on alone: how often each segment is drawn (the first reads the mark in the
+# noise), and the share that begins where the student's own passes lead.
 OPENING_SEGMENTS = (2.0, 1.0, 2.0, 2.0)
 OWN_SHARE = 0.7
 
