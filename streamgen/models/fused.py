@@ -7,11 +7,14 @@ devices and under autograd the same is computed in steps.
 
 from __future__ import annotations
 
-from typing import Literal, cast
+import functools
+from typing import Final, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+NEEDED: Final = ("_convolution_pointwise", "_linear_pointwise", "_is_mkldnn_bf16_supported")
 
 
 class ConvReLU(nn.Conv2d):
@@ -69,12 +72,23 @@ def can_fuse(x: Tensor) -> bool:
         in_steps(x)
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")  # oneDNN takes operands of one format
-        and torch.backends.mkldnn.is_available()
-        and all(
-            hasattr(torch.ops.mkldnn, name)
-            for name in ("_convolution_pointwise", "_linear_pointwise")
-        )
+        and has_products(x.dtype)
     )
+
+
+@functools.cache
+def has_products(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies numbers of this format on this processor.
+
+    Without AVX-512 most processors have none of bfloat16: torch's own operators convert instead.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if not all(hasattr(torch.ops.mkldnn, name) for name in NEEDED):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 def in_steps(x: Tensor) -> bool:

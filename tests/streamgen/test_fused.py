@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from typing import Literal
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from streamgen.calibrate import resident_bytes
 from streamgen.machine import give_back_freed_memory, keep_freed_memory
-from streamgen.models.fused import ConvReLU, LinearBias, LinearGELU, can_fuse
+from streamgen.models.fused import ConvReLU, LinearBias, LinearGELU, can_fuse, has_products
 
 TYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # and what rounding allows
 
@@ -70,6 +71,32 @@ def test_torch_still_has_the_operators() -> None:
     with torch.inference_mode():
         assert can_fuse(x) == torch.backends.mkldnn.is_available()
         assert not can_fuse(x.to("meta"))
+
+
+@pytest.fixture
+def no_bf16(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Be on a processor that has no products of bfloat16, as those without AVX-512."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    has_products.cache_clear()
+    yield
+    has_products.cache_clear()
+
+
+@pytest.mark.usefixtures("no_bf16")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_formats_without_products_are_computed_in_steps(dtype: torch.dtype) -> None:
+    """oneDNN has no kernel for them and raises."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 6, 8, dtype=dtype)
+    layers = (ConvReLU(8, 8, 3, padding=1), LinearBias(8, 12), LinearGELU(8, 12))
+    with torch.inference_mode():
+        assert can_fuse(x.float()) == torch.backends.mkldnn.is_available()
+        assert not can_fuse(x)
+        for layer in layers:
+            rounded = layer.to(dtype)(x)
+            torch.testing.assert_close(
+                rounded.float(), layer.float()(x.float()), atol=3e-2, rtol=3e-2
+            )
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an option of glibc")

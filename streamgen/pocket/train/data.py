@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from streamgen.models.taehv import FRAMES_PER_LATENT, STARTUP_FRAMES, TAEHV
 from streamgen.pocket.config import CHUNK_FRAMES, VAE
 from streamgen.pocket.text_encoder import label_indices
+from streamgen.pocket.train.precision import mixed_precision
 from streamgen.pocket.train.vae import encode_clip, random_start
 from streamgen.pocket.world import ATTRIBUTES, Scene, random_scene, render_with_object, start_of
 
@@ -98,7 +99,7 @@ def shard(vae: TAEHV, rng: np.random.Generator, count: int, num_latents: int) ->
     for _ in range(0, count, group):
         clips = [clip_of(rng, num_latents) for _ in range(group)]
         pixels = torch.stack([clip["pixels"] for clip in clips])
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed_precision("cpu"):
             parts["latents"].append(encode_clip(vae, pixels).half())
         for name in ("labels", "object", "start"):
             parts[name].append(torch.stack([clip[name] for clip in clips]))

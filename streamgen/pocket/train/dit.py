@@ -26,6 +26,7 @@ from streamgen.pocket.openings import STRENGTH, marks
 from streamgen.pocket.text_encoder import codebook
 from streamgen.pocket.train.data import load_shards
 from streamgen.pocket.train.optim import Average, Optimizers, ramp
+from streamgen.pocket.train.precision import mixed_precision
 
 SHIFT = 5.0
 OBJECT_WEIGHT = 5.0
@@ -237,7 +238,7 @@ def train(args: argparse.Namespace) -> None:
     started, step, losses = time.monotonic(), 0, [0.0]
     while (spent := (time.monotonic() - started) / (60 * args.minutes)) < 1:
         # The fused kernel's backward is five times slower than plain products at these sizes.
-        with torch.autocast(args.device, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+        with mixed_precision(args.device), sdpa_kernel(SDPBackend.MATH):
             loss = loss_of()
         loss.backward()
         optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from streamgen.pocket.train.precision import has_bf16
+
 
 class Muon(torch.optim.Optimizer):
     """Step along the orthogonalised momentum of each matrix (Jordan et al., 2024).
@@ -44,7 +46,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     """Return the nearest semi-orthogonal matrices `[n, rows, columns]` by Newton-Schulz."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16()
+    x = matrices.bfloat16() if has_bf16(matrices.device) else matrices
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT

@@ -30,6 +30,7 @@ from streamgen.pocket.text_encoder import (
     featurize,
     label_indices,
 )
+from streamgen.pocket.train.precision import mixed_precision
 from streamgen.pocket.world import ATTRIBUTES, random_scene
 
 Labels = dict[str, str | None]
@@ -122,7 +123,7 @@ def train(out: Path, options: Options, device: str, resume: bool) -> ConceptEnco
         if step % GROUP == 0 or step == first:
             batches = draw_group(step // GROUP, options)
         features, targets = batches[step % GROUP]
-        with torch.autocast(device, torch.bfloat16):
+        with mixed_precision(device):
             logits = encoder(features.to(device))
         loss = loss_of(logits, targets.to(device))
         optimizer.zero_grad()

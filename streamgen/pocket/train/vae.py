@@ -26,6 +26,7 @@ from streamgen.models.taehv import STARTUP_FRAMES, TAEHV, MemoryBlock
 from streamgen.pocket.config import VAE
 from streamgen.pocket.scenery import SIZE, VEIL_PERIOD, veil
 from streamgen.pocket.train.optim import Average, Optimizers, ramp
+from streamgen.pocket.train.precision import mixed_precision
 from streamgen.pocket.world import Scene, random_scene, render_with_object
 
 CLIP_FRAMES = 9
@@ -114,7 +115,7 @@ def loss_of(
     """Return the training loss and the mean squared pixel error."""
     with (
         torch.set_grad_enabled(not freeze_encoder),
-        torch.autocast(video.device.type, torch.bfloat16),
+        mixed_precision(video.device.type),
     ):
         latents = encode_clip(vae, video * 1.0)
     latents = latents.float()
@@ -124,7 +125,7 @@ def loss_of(
         std = latents.std(dim=(0, 1, 3, 4), keepdim=True)
         latents = (latents - mean) / std
     noise = torch.rand(len(latents), 1, 1, 1, 1, device=video.device) * 0.2
-    with torch.autocast(video.device.type, torch.bfloat16):
+    with mixed_precision(video.device.type):
         raw, _ = vae.decode_raw(latents + noise * torch.randn_like(latents), vae.decoder_state())
     out = raw[:, STARTUP_FRAMES:].float()
     off = out - video
