@@ -17,6 +17,7 @@ from streamgen.config import EngineConfig
 from streamgen.cost_table import CostTable
 from streamgen.decoder import decode_meanwhile, measure_decode
 from streamgen.model_runner import ModelRunner, RunnerConfig
+from streamgen.models.fused import has_products
 from streamgen.models.presets import Model
 
 logger: Final = logging.getLogger(__name__)
@@ -123,7 +124,8 @@ def choose_dtypes(
 def fixed_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | None:
     """Return the format that is used without a measurement, or None.
 
-    On cards bfloat16 is the faster one wherever its products are built in, from Ampere on.
+    On cards bfloat16 is the faster one wherever its products are built in, from Ampere on. A
+    processor without them converts, which is slower than float32: nothing to measure.
     """
     if config.dtype != "auto":
         return {"bf16": torch.bfloat16, "fp32": torch.float32}[config.dtype]
@@ -132,7 +134,7 @@ def fixed_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | Non
     if device.type == "cuda":
         has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if has_bf16 else torch.float32
-    return None
+    return None if has_products(torch.bfloat16) else torch.float32
 
 
 def _choose_dtype(

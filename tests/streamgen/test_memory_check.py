@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamgen import machine, memory_check
+from streamgen import machine, memory_check, warm_up
 from streamgen.config import EngineConfig, engine_config
 from streamgen.errors import ConfigError, OutOfMemory
 from streamgen.memory_check import fit_memory, loading_need, running_need
@@ -138,12 +138,19 @@ def test_bundled_models_are_not_asked(free_gb: Say) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "says"), [("fp32", "0.9 GB"), ("bf16", "0.4 GB"), ("auto", "0.4")]
+    ("dtype", "has_bf16", "says"),
+    [
+        ("fp32", True, "0.9 GB"),
+        ("bf16", False, "0.4 GB"),
+        ("auto", True, "0.4"),
+        ("auto", False, "0.9 GB"),  # nothing is measured there: float32
+    ],
 )
 def test_pages_that_main_memory_cannot_hold_are_refused(
-    dtype: str, says: str, free_gb: Say
+    dtype: str, has_bf16: bool, says: str, free_gb: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a bundled model too, in the format that needs least: the system would end the process."""
+    monkeypatch.setattr(warm_up, "has_products", lambda dtype: has_bf16)
     config = engine_config(flags={"dtype": dtype, "max_sessions": "125"})
     free_gb(0.4)
     with pytest.raises(
