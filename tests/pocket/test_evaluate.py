@@ -12,7 +12,7 @@ from streamgen.pocket.sheet import contact_sheet, write_png
 from streamgen.pocket.train.data import is_held_out
 from streamgen.pocket.world import render
 
-TINY = evaluate.Sizes(prompts=4, switches=3, rewinds=3, seeds=3, long_runs=1, minutes=0.1, truth=4)
+TINY = evaluate.Sizes(prompts=3, switches=2, rewinds=2, seeds=2, long_runs=1, minutes=0.1, truth=3)
 
 
 class PerfectEngine:
