@@ -1,10 +1,12 @@
-"""How a stream begins: a mark in the noise of its first chunk, in one of nine places.
+"""How a stream begins: a mark in the noise of its first chunk, one of nine.
 
 With plain noise the first pass of a few-step model meets all beginnings of a motion equally likely
 and draws their mean: a thing in two places, which later passes do not always decide. The model is
-trained on noise that is raised in the place that belongs to how the clip begins; the engine raises
-it in the place that the seed says. A noise prior of this kind is to video what offsets are to
-images: the noise tells what only it can (Ge et al., "Preserve Your Own Correlation", 2023).
+trained on noise with the mark that belongs to how the clip begins; the engine marks it as the seed
+says. A mark lies where the thing will be, so that the cells that draw it read it themselves: the
+place is where noise is raised, the phase which third of the channels is. A noise prior of this kind
+is to video what offsets are to images: the noise tells what only it can (Ge et al., "Preserve Your
+Own Correlation", 2023).
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ def opening_noise(noise: Tensor, seed: int) -> Tensor:
 
 
 def marks(shape: torch.Size) -> Tensor:
-    """Return all marks for noise `[frames, C, h, w]`, of norm 1, as `[starts, 1, 1, h, w]`."""
+    """Return all marks for noise `[frames, C, h, w]`, of norm 1, as `[starts, 1, C, h, w]`."""
     frames, channels, height, width = shape
     y, x = ((torch.arange(n) + 0.5) / n for n in (height, width))
     start = torch.arange(NUM_STARTS)[:, None]
     place, phase = start // PHASES, start % PHASES
     from_left = (x - (place + 1) / (NUM_STARTS // PHASES + 1))[:, None, :]
-    from_top = (y - (phase + 1) / (PHASES + 1))[:, :, None]
-    hills = torch.exp(-(from_left**2 + from_top**2) / (2 * RADIUS**2))
-    norm = hills.flatten(1).norm(dim=1)[:, None, None] * (frames * channels) ** 0.5
-    marked: Tensor = (hills / norm)[:, None, None]
-    return marked
+    hills = torch.exp(-(from_left**2 + (y[:, None] - 0.5) ** 2) / (2 * RADIUS**2))
+    raised = torch.arange(channels) * PHASES // channels == phase
+    marked = hills[:, None] * raised[:, :, None, None]
+    norm = marked.flatten(1).norm(dim=1) * frames**0.5
+    return (marked / norm[:, None, None, None])[:, None]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from streamgen.pocket.config import CHUNK_FRAMES
 from streamgen.pocket.openings import STRENGTH, marks, opening_noise
+from streamgen.pocket.train.data import clip_of
 from streamgen.pocket.train.dit import noise_of, openings_only
 from streamgen.pocket.world import ATTRIBUTES, NUM_STARTS, Scene, render, start_of
 
@@ -69,3 +72,12 @@ def test_training_marks_first_chunks_that_begin_as_streams_do() -> None:
 def test_first_chunks_that_no_stream_begins_with_teach_nothing() -> None:
     error = openings_only(torch.ones(2, 3, 3, 1, 1, 1), torch.tensor([-1, 4]))
     assert error[:, :, 0, 0, 0, 0].tolist() == [[0, 1, 1], [1, 1, 1]]
+
+
+def test_clips_of_one_chunk_begin_where_streams_do() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        clip = clip_of(rng, CHUNK_FRAMES)
+        assert clip["pixels"].shape == (9, 3, 128, 128)
+        assert clip["labels"].shape == (1, 6)
+        assert 0 <= int(clip["start"]) < NUM_STARTS

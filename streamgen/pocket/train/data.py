@@ -1,12 +1,13 @@
 """Encode rendered clips to latents, once, so that the DiT's training reads them from memory.
 
     python -m streamgen.pocket.train.data --vae runs/vae/vae.safetensors --out runs/data \
-        --images 40000 --clips 8000
+        --images 40000 --clips 8000 --openings 8000
 
 Shards are safetensors: `latents` float16 `[n, frames, C, 16, 16]`, `labels` uint8 `[n, chunks, 6]`
 (slots of the codebook), `object` bool `[n, frames, 16, 16]`, `start` int8 `[n]` (which way the
-clip begins; -1 where that is later in the world's time than a stream does). An eighth of all
-combinations of attributes never appears: they are what the evaluation calls unseen scenes.
+clip begins; -1 where that is later in the world's time than a stream does). Openings are first
+chunks alone. An eighth of all combinations of attributes never appears: they are what the
+evaluation calls unseen scenes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from streamgen.pocket.world import ATTRIBUTES, Scene, random_scene, render_with_
 
 CLIP_CHUNKS = 3
 SWITCH_SHARE = 0.45
-OPENING_SHARE = 0.6  # of clips that begin where a stream does
+OPENING_SHARE = 0.6  # of clips that begin where a stream does; of those of one chunk all
 
 
 def is_held_out(scene: Scene) -> bool:
@@ -72,7 +73,8 @@ def clip_of(rng: np.random.Generator, num_latents: int) -> dict[str, Tensor]:
         entries.append((first_frame(at), scenes[-1]))
     scenes += [scenes[-1]] * (chunks - len(scenes))
     frames = FRAMES_PER_LATENT * num_latents - STARTUP_FRAMES
-    start = 0 if rng.random() < OPENING_SHARE else random_start(rng)
+    is_opening = num_latents == CHUNK_FRAMES or rng.random() < OPENING_SHARE
+    start = 0 if is_opening else random_start(rng)
     timeline = [(first and first + start, scene) for first, scene in entries]
     pixels, mask = render_with_object(timeline, frames, start)
     return {
@@ -107,7 +109,7 @@ def shard(vae: TAEHV, rng: np.random.Generator, count: int, num_latents: int) ->
 
 
 def load_shards(folder: Path, kind: str) -> dict[str, Tensor]:
-    """Join all shards of a kind, `images` or `clips`.
+    """Join all shards of a kind, `images`, `clips` or `openings`.
 
     Raises FileNotFoundError when there are none.
     """
@@ -124,6 +126,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--images", type=int, default=0)
     parser.add_argument("--clips", type=int, default=0)
+    parser.add_argument("--openings", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -133,6 +136,7 @@ def main() -> None:
     for kind, total, size, latents in (
         ("images", args.images, 4000, 1),
         ("clips", args.clips, 500, CLIP_CHUNKS * CHUNK_FRAMES),
+        ("openings", args.openings, 1000, CHUNK_FRAMES),
     ):
         for index in range(-(-total // size)):
             path = args.out / f"{kind}-{args.seed}-{index:04}.safetensors"

@@ -6,9 +6,12 @@
 The student's four passes cut the noise range into four segments. On each, the teacher walks three
 guided Euler steps from a noised clip, and the student learns the straight line from where that walk
 began to where it ended. Half of the context is what the student itself makes of noised chunks, so
-that it meets its own habits in training; and first chunks, where a scene is laid out with nothing
-to go by, are trained on alone, most of them from where the student's own passes lead. Resumes from
-`--out`.
+that it meets its own habits in training.
+
+First chunks are trained on alone as well, most of them from where the student's own passes lead. Of
+them no teacher is asked: a prompt that says everything and a mark in the noise leave one right
+answer, and the line leads there. A shipped student can be trained on as its own teacher, which
+walks a segment in one step (`--substeps 1 --guidance 1`). Resumes from `--out`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from streamgen.pocket.config import CHUNK_FRAMES, DIT, WINDOW_FRAMES
 from streamgen.pocket.train.data import load_shards
 from streamgen.pocket.train.dit import (
     SHIFT,
+    alone,
     batches,
     dropped,
     flow_of,
@@ -41,9 +45,9 @@ from streamgen.pocket.train.dit import (
     weighted,
 )
 from streamgen.pocket.train.optim import Average, ramp
+from streamgen.pocket.train.precision import mixed_precision
 
 NUM_PASSES = 4
-SUBSTEPS = 3
 # First chunks trained on alone: how often each segment is drawn (the first reads the mark in the
 # noise), and the share that begins where the student's own passes lead.
 OPENING_SEGMENTS = (2.0, 1.0, 2.0, 2.0)
@@ -52,11 +56,12 @@ OWN_SHARE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Who learns from whom, and how far the teacher is pushed away from no prompt."""
+    """Who learns from whom; how far the teacher is pushed away from no prompt, in which steps."""
 
     student: CausalDiT
     teacher: CausalDiT
-    guidance: float
+    guidance: float  # 1 is the teacher as it is
+    substeps: int  # of the teacher on a segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,8 @@ def wide(sigma: Tensor) -> Tensor:
 def guided_flow(models: Models, rows: dict[str, Tensor], attention: SelfAttention) -> Tensor:
     """Return the teacher's flow, pushed away from what it would do without a prompt."""
     flow = flow_of(models.teacher, rows, attention)
+    if models.guidance == 1:
+        return flow
     blank = {**rows, "labels": torch.zeros_like(rows["labels"])}
     without = flow_of(models.teacher, blank, attention)
     return without + models.guidance * (flow - without)
@@ -96,49 +103,64 @@ def distill_loss(models: Models, batch: dict[str, Tensor]) -> Tensor:
     segment = torch.randint(NUM_PASSES, x0.shape[:2], device=x0.device)
     clips = Clips(x0, context, labels)
     begun = noised(x0, noise_of(x0, batch["start"]), segment)
-    error = openings_only(segment_error(models, clips, begun, segment), batch["start"])
+    ended = walked(models, clips, begun, segment)
+    # As below: what has one right answer goes there.
+    known = (labels == batch["labels"]).all(-1)
+    known[:, 1:] = False
+    ended = torch.where(wide(known), led(begun, x0, segment), ended)
+    error = segment_error(models.student, clips, begun, ended, segment)
+    return weighted(openings_only(error, batch["start"]).flatten(1, 2), batch["object"])
+
+
+def opening_loss(student: CausalDiT, batch: dict[str, Tensor]) -> Tensor:
+    """Return the loss on first chunks alone, prompts untouched.
+
+    From where its own passes lead the student learns to go where the clip is: to choose where it
+    has drawn a thing in two places.
+    """
+    x0 = batch["latents"].float()[:, None]
+    weights = torch.tensor(OPENING_SEGMENTS, device=x0.device)
+    segment = torch.multinomial(weights, len(x0), replacement=True)[:, None]
+    clips, noise = Clips(x0, x0, batch["labels"]), noise_of(x0, batch["start"])
+    is_own = torch.rand(segment.shape, device=x0.device) < OWN_SHARE
+    own = rolled_out(student, clips, noise, segment * is_own)
+    begun = torch.where(wide(is_own), own, noised(x0, noise, segment))
+    error = segment_error(student, clips, begun, led(begun, x0, segment), segment)
     return weighted(error.flatten(1, 2), batch["object"])
 
 
-def opening_loss(models: Models, batch: dict[str, Tensor]) -> Tensor:
-    """Return the loss on the first chunks of clips alone.
+def led(begun: Tensor, x0: Tensor, segment: Tensor) -> Tensor:
+    """Return where the straight line to the clip has got to at the end of each chunk's segment."""
+    return x0 + wide(level(segment + 1) / level(segment)) * (begun - x0)
 
-    From its own passes the student learns to choose where it has drawn a thing in two places: it
-    goes where the teacher would go from there.
+
+@torch.no_grad()
+def walked(models: Models, clips: Clips, begun: Tensor, segment: Tensor) -> Tensor:
+    """Return where the teacher gets to from the start of each chunk's segment.
+
+    `begun` is `[clips, chunks, frames, C, h, w]`, as is the result, `segment` `[clips, chunks]`.
     """
-    x0 = batch["latents"][:, :CHUNK_FRAMES].float()[:, None]
-    labels = dropped(batch["labels"])[:, :1]
-    weights = torch.tensor(OPENING_SEGMENTS, device=x0.device)
-    segment = torch.multinomial(weights, len(x0), replacement=True)[:, None]
-    clips = Clips(x0, x0, labels)
-    with torch.no_grad():
-        own = rolled_out(models.student, clips, noise_of(x0, batch["start"]), segment)
-    is_own = torch.rand(segment.shape, device=x0.device) < OWN_SHARE
-    begun = torch.where(wide(is_own), own, noised(x0, noise_of(x0, batch["start"]), segment))
-    error = segment_error(models, clips, begun, segment)
-    return weighted(error.flatten(1, 2), batch["object"][:, :CHUNK_FRAMES])
-
-
-def segment_error(models: Models, clips: Clips, begun: Tensor, segment: Tensor) -> Tensor:
-    """Return the student's flow less the straight line along which the teacher walked a segment.
-
-    `begun` holds the latents at the start of each chunk's `segment` `[clips, chunks]`; the result
-    has their shape.
-    """
-    x0, context, labels = clips.x0, clips.context, clips.labels
-    count, chunks = x0.shape[:2]
+    count, chunks = clips.x0.shape[:2]
     attention = teacher_forcing(chunks, WINDOW_FRAMES // CHUNK_FRAMES)
+    x, substeps = begun, models.substeps
+    for i in range(substeps):
+        here, there = level(segment + i / substeps), level(segment + (i + 1) / substeps)
+        rows = teacher_forcing_rows(clips.x0, clips.context, x, here, clips.labels)
+        flow = noisy_part(guided_flow(models, rows, attention), count, chunks)
+        x = x + wide(there - here) * flow
+    return x
+
+
+def segment_error(
+    student: CausalDiT, clips: Clips, begun: Tensor, ended: Tensor, segment: Tensor
+) -> Tensor:
+    """Return the student's flow less the straight line from `begun` to `ended`, in their shape."""
     begin, end = level(segment), level(segment + 1)
-    walked = begun
-    with torch.no_grad():
-        for i in range(SUBSTEPS):
-            here, there = level(segment + i / SUBSTEPS), level(segment + (i + 1) / SUBSTEPS)
-            rows = teacher_forcing_rows(x0, context, walked, here, labels)
-            flow = noisy_part(guided_flow(models, rows, attention), count, chunks)
-            walked = walked + wide(there - here) * flow
-    target = (begun - walked) / wide(begin - end)
-    rows = teacher_forcing_rows(x0, context, begun, begin, labels)
-    return noisy_part(flow_of(models.student, rows, attention), count, chunks) - target
+    count, chunks = clips.x0.shape[:2]
+    attention = alone if chunks == 1 else teacher_forcing(chunks, WINDOW_FRAMES // CHUNK_FRAMES)
+    rows = teacher_forcing_rows(clips.x0, clips.context, begun, begin, clips.labels)
+    flow = noisy_part(flow_of(student, rows, attention), count, chunks)
+    return flow - (begun - ended) / wide(begin - end)
 
 
 def noised(x0: Tensor, noise: Tensor, segment: Tensor) -> Tensor:
@@ -147,17 +169,20 @@ def noised(x0: Tensor, noise: Tensor, segment: Tensor) -> Tensor:
     return (1 - sigma) * x0 + sigma * noise
 
 
-def rolled_out(student: CausalDiT, clips: Clips, noise: Tensor, segment: Tensor) -> Tensor:
-    """Return where the student's own passes lead from noise, up to each chunk's segment."""
-    x0, attention = clips.x0, teacher_forcing(clips.x0.shape[1], WINDOW_FRAMES // CHUNK_FRAMES)
-    reached = x = noise
+@torch.no_grad()
+def rolled_out(student: CausalDiT, firsts: Clips, noise: Tensor, segment: Tensor) -> Tensor:
+    """Return where the student's own passes lead first chunks from noise, up to their segments."""
+    x = noise.clone()
     for i in range(NUM_PASSES - 1):
-        here = torch.full_like(segment, i)
-        rows = teacher_forcing_rows(x0, clips.context, x, level(here), clips.labels)
-        flow = noisy_part(flow_of(student, rows, attention), *x0.shape[:2])
-        x = x + wide(level(here + 1) - level(here)) * flow
-        reached = torch.where(wide(segment > i), x, reached)
-    return reached
+        behind = segment[:, 0] > i
+        if not behind.any():
+            break
+        here = segment[behind].clamp(max=i)
+        x0, labels = firsts.x0[behind], firsts.labels[behind]
+        rows = teacher_forcing_rows(x0, x0, x[behind], level(here), labels)
+        flow = noisy_part(flow_of(student, rows, alone), len(x0), 1)
+        x[behind] += wide(level(here + 1) - level(here)) * flow
+    return x
 
 
 def own_context(student: CausalDiT, x0: Tensor, noise: Tensor, labels: Tensor) -> Tensor:
@@ -180,6 +205,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--guidance", type=float, default=1.6)
+    parser.add_argument("--substeps", type=int, default=3, help="of the teacher on a segment")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--openings", type=int, default=16, help="first chunks alone, a step")
     parser.add_argument("--lr", type=float, default=6e-4)
@@ -203,17 +229,14 @@ def train(args: argparse.Namespace) -> None:
         student.load_state_dict(state["model"])
         average.weights = state["average"]
         optimizers.load_state_dict(state["optimizers"])
-    clips = load_shards(args.data, "clips")
-    draw = batches(clips, args.batch, args.device)
-    begins = clips["start"] >= 0
-    openings = {name: tensor[begins] for name, tensor in clips.items()}
-    draw_openings = batches(openings, args.openings, args.device)
-    models = Models(student, teacher, args.guidance)
+    draw = batches(load_shards(args.data, "clips"), args.batch, args.device)
+    draw_openings = batches(load_shards(args.data, "openings"), args.openings, args.device)
+    models = Models(student, teacher, args.guidance, args.substeps)
     started, step, losses = time.monotonic(), 0, []
     while (spent := (time.monotonic() - started) / (60 * args.minutes)) < 1:
-        with torch.autocast(args.device, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+        with mixed_precision(args.device), sdpa_kernel(SDPBackend.MATH):
             loss = distill_loss(models, draw())
-            opening = opening_loss(models, draw_openings())
+            opening = opening_loss(student, draw_openings())
         (loss + opening).backward()
         optimizers.step(min(ramp(step, 10**9), ramp(int(spent * 1000), 1000, warmup=1)))
         average.update(student)
