@@ -121,6 +121,10 @@ class RtcViewer:
         """Wait until so many frames were seen."""
         await eventually(lambda: len(self.seen) >= number, timeout_s)
 
+    async def until_connected(self, timeout_s: float = 30.0) -> None:
+        """Wait until the connection is there."""
+        await eventually(lambda: self.connection.connectionState == "connected", timeout_s)
+
     async def until_closed(self, timeout_s: float = 30.0) -> None:
         """Wait until the other side has closed the connection."""
         await eventually(lambda: self.connection.connectionState == "closed", timeout_s)
