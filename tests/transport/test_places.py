@@ -13,7 +13,7 @@ from tests.transport.media_client import STREAMS, first_bytes, media_path
 from tests.transport.rtc_client import SDP, new_session, prepare
 from tests.transport.test_http import check_error
 from tests.transport.whep_requests import GOOD, location_of, post, session
-from transport import rtc_peers, webrtc
+from transport import rtc_peers
 from transport.replies import CloseCode
 
 MOST = 3
@@ -76,11 +76,8 @@ class Visitors:
         await self.go.wait()
 
 
-async def test_a_session_that_wakes_lets_in_no_more_than_others(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_session_that_wakes_lets_in_no_more_than_others(serve: Serve) -> None:
     """All doors together, while it wakes."""
-    monkeypatch.setattr(webrtc, "CONNECT_TIMEOUT_S", 600.0)
     server = await serve(max_viewers=MOST, attach_timeout_s=0.0)
     made = await new_session(server)
     await eventually(lambda: server.host.streams["s1"].state == "suspended")
@@ -124,11 +121,8 @@ async def test_messages_alone_have_places_of_their_own(serve: Serve) -> None:
     assert (await third.until("error"))["code"] == "capacity"
 
 
-async def test_one_session_leaves_room_to_connect_to_others(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_session_leaves_room_to_connect_to_others(serve: Serve) -> None:
     """Who has one viewer token cannot keep viewers of other sessions out."""
-    monkeypatch.setattr(webrtc, "CONNECT_TIMEOUT_S", 600.0)
     server = await serve(max_viewers=200)
     (_, one), (_, other) = await session(server), await session(server)
     async with server.http() as http:

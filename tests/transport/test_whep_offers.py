@@ -115,7 +115,6 @@ async def test_q49_offers_that_are_never_followed(
     serve: Serve, peers: list[Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten leave room for one that connects; 500 are bounded and given back; a stream goes on."""
-    monkeypatch.setattr(webrtc, "CONNECT_TIMEOUT_S", 600.0)
     server = await serve(max_viewers=200)
     _, url = await session(server)
     good = RtcViewer(f"http://127.0.0.1:{server.port}{url}")
