@@ -173,14 +173,17 @@ async def test_the_last_picture_before_a_pause_is_seen(serve: Serve) -> None:
     session = {**client.messages[0], "id": client.messages[0]["session_id"]}
     async with streaming(server, media_path(session, "stream.mjpeg")) as answer:
         pictures = pictures_of(answer)
-        for _ in range(5):
-            await anext(pictures)
+        stream = server.host.streams[session["id"]]
+
+        async def number() -> int:
+            return bars.read_number(bars.decode_jpeg(await anext(pictures)))
+
+        seen = [await number() for _ in range(5)]
         await client.send("session.update", paused=True)
         await client.until("session.state", state="paused")
-        stream, seen = server.host.streams[session["id"]], list[int]()
         while seen.count(stream.played_frame) < 2:
             assert len(seen) < 50
-            seen.append(bars.read_number(bars.decode_jpeg(await anext(pictures))))
+            seen.append(await number())
 
 
 @pytest.mark.parametrize("name", STREAMS)
