@@ -62,8 +62,8 @@ async def test_nobody_waits_for_a_viewer_that_takes_nothing(serve: Serve, name: 
         await raw_request(server, media_path(session, name))
         await eventually(lambda: len(server.viewers(session["id"])) == 2)
         (stuck,) = (one for one in server.viewers(session["id"]) if one is not watching)
-        sent = -1
-        while stuck.num_sent != sent:
+        sent = 0
+        while not sent or stuck.num_sent != sent:
             sent = stuck.num_sent
             for _ in range(10):
                 await anext(pictures)

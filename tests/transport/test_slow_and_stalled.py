@@ -52,8 +52,8 @@ async def test_q10_a_client_that_never_reads(serve: Serve) -> None:
     await asyncio.get_running_loop().sock_sendall(sock, start_message())
     await eventually(lambda: "s2" in host.streams and bool(server.viewers("s2")))
     (stuck,) = server.viewers("s2")
-    sent = -1
-    while stuck.num_sent != sent:
+    sent = 0
+    while not sent or stuck.num_sent != sent:
         sent = stuck.num_sent
         await good.more_frames(10)
     assert stuck in server.viewers("s2")
