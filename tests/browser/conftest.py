@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -63,6 +64,13 @@ class Server:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/"
+
+    def num_made(self) -> int:
+        """Return how many frames the session has that is watched, shown or about to be."""
+        with urllib.request.urlopen(f"{self.url}v1/realtime/sessions", timeout=30) as answer:
+            sessions = json.load(answer)["data"]
+        (watched,) = (one for one in sessions if one["viewers"] and one["state"] == "running")
+        return watched["chunk"] * watched["config"]["chunk_frames"]
 
     def start(self) -> None:
         command = self._command.format(port=self.port)

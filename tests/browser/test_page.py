@@ -23,7 +23,7 @@ def test_opens_and_plays(server: Any, browser: Any) -> None:
     page.wait(lambda: page.text("#status") == "Live", "the page does not say that it is live")
     assert page.text("#caption-1") == BLUE
     assert browser.title.startswith(BLUE)
-    page.wait(lambda: page.fps > 5, "the frame rate is too low")
+    page.wait(lambda: page.fps > 2, "the frame rate is too low")
     assert page.run("return document.getElementById('seed-1').value") == "7"
     page.wait(lambda: page.text("[data-stat=chunk_ms_p50]") != "–", "no figures came")
     assert page.run("return document.documentElement.scrollWidth <= innerWidth")
@@ -60,9 +60,12 @@ def test_pause_and_resume(server: Any, browser: Any) -> None:
     page.wait_live()
     page.press("pause-1")
     page.wait(lambda: page.state == "paused", "the page did not pause")
-    time.sleep(0.3)
-    index, picture = page.frame_index, page.run(PICTURE)
-    time.sleep(1)
+    index = -1
+    while page.frame_index != index:  # one may have been on its way
+        index = page.frame_index
+        time.sleep(0.3)
+    picture = page.run(PICTURE)
+    time.sleep(0.7)
     assert (page.frame_index, page.run(PICTURE)) == (index, picture)
     page.press("panel-button-1")
     page.wait_live()
@@ -178,9 +181,9 @@ def test_hidden_page(server: Any, browser: Any) -> None:
     index = page.frame_index
     page.run("document.addEventListener('visibilitychange', () => { window.hid = true; })")
     with new_tab(browser):
-        time.sleep(2.0)
+        page.wait(lambda: server.num_made() >= index + 60, "the stream stands still")
     assert page.run("return window.hid"), "the page was never hidden"
-    page.wait(lambda: page.frame_index >= index + 28, "the stream stood still", 1.0)
+    page.wait(lambda: page.frame_index >= server.num_made() - 40, "the picture is old")
     page.wait_frames(4)
     assert page.state == "live"
 

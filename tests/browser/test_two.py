@@ -281,17 +281,17 @@ def post(server: Any, body: dict[str, Any]) -> dict[str, Any]:
         json.dumps(body).encode(),
         {"content-type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return dict(json.load(answer))
 
 
 def delete(server: Any, made: dict[str, Any]) -> None:
     """End a session."""
     url = f"{server.url}v1/realtime/sessions/{made['id']}?token={made['resume_token']}"
-    urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=10).close()
+    urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=60).close()
 
 
 def get(server: Any, path: str) -> Any:
     """Return a JSON answer."""
-    with urllib.request.urlopen(f"{server.url}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{server.url}{path}", timeout=60) as answer:
         return json.load(answer)

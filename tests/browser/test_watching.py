@@ -41,7 +41,7 @@ def make(server: Any) -> dict[str, Any]:
 def call(server: Any, path: str, body: bytes) -> dict[str, Any]:
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{server.url}{path}", body, headers)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         made: dict[str, Any] = json.load(answer)
     return made
 
@@ -178,7 +178,7 @@ def test_recording(recording_server: Any, browser: Any) -> None:
     page.wait(lambda: page.run(VISIBLE.format("#download")) == 1, "no download is offered")
     page.wait_frames(20)
     link = page.run("return document.getElementById('download').href")
-    with urllib.request.urlopen(link, timeout=10) as answer:
+    with urllib.request.urlopen(link, timeout=60) as answer:
         assert answer.headers["content-type"] == "video/mp4"
         assert b"ftyp" in answer.read(64)
 

@@ -112,7 +112,7 @@ def serving(
 async def client_of(server: ServerProcess) -> AsyncIterator[RealtimeClient]:
     """Open a realtime socket for the length of the block."""
     async with connect(server.socket_url, max_size=None, close_timeout=1) as connection:
-        yield RealtimeClient(connection)
+        yield RealtimeClient(connection, patience_s=PATIENCE_S)
 
 
 def is_alive(pid: int) -> bool:

@@ -65,7 +65,7 @@ def test_a_change_of_prompt_is_timed_to_the_frame_it_shows_in(
     monkeypatch.setattr(bench_latency, "SETTLE_S", 0.5)
     monkeypatch.setattr(bench_latency, "CONTROL_EVERY_S", (0.9, 0.9))
     figures = play(tiny_config(), 6.0, TINY)
-    assert 50 < figures["control_to_frame_ms_p50"] < 4000
+    assert 50 < figures["control_to_frame_ms_p50"] < 20_000
 
 
 def test_predictions_are_the_accounts(calibration: Path) -> None:

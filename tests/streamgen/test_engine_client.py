@@ -171,7 +171,7 @@ async def test_closing_ends_readers_and_lets_go_of_what_nobody_took(client: Engi
     await asyncio.sleep(0.1)
     await stream.close()
     await stream.close()
-    await asyncio.wait_for(reading, 10)
+    await asyncio.wait_for(reading, 60)
     await quiet(client, sessions_free=2)
 
 

@@ -115,11 +115,11 @@ async def test_a_program_is_ended_with_what_it_started_and_wrote(code: str, tmp_
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     expander = program(tmp_path, code, expand_timeout="1.5")
     with pytest.raises(ExpansionFailed, match=r"not expanded within 1\.5 s"):
-        await asyncio.wait_for(expanded(expander, "a fox"), 20)
+        await asyncio.wait_for(expanded(expander, "a fox"), 60)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024  # KiB
     if marker.exists():
         other = Path(f"/proc/{marker.read_text()}")
-        deadline = time.monotonic() + 20  # until init has taken it
+        deadline = time.monotonic() + 60  # until init has taken it
         while other.exists() and "Z" not in (other / "stat").read_text().split():
             assert time.monotonic() < deadline, "it was left behind"
             await asyncio.sleep(0.05)
@@ -260,7 +260,7 @@ def test_a_service_that_drips_is_given_up(begun: bytes) -> None:
         connection, _ = listening.accept()
         with connection, contextlib.suppress(OSError):
             connection.sendall(begun)
-            for _ in range(300):
+            for _ in range(3000):
                 connection.sendall(b" ")
                 time.sleep(0.1)
 
@@ -272,7 +272,7 @@ def test_a_service_that_drips_is_given_up(begun: bytes) -> None:
         started = time.monotonic()
         with pytest.raises(ExpansionFailed, match="not expanded within 1 s"):
             asyncio.run(expanded(expander, "a fox"))
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 60  # of 300
         thread.join()
 
 

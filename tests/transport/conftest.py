@@ -51,6 +51,11 @@ class RunningServer:
         """Return an HTTP client, to be used as a context."""
         return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}")
 
+    def viewers(self, session_id: str = "s1") -> list[Any]:
+        """Return who watches a session, as the server knows them."""
+        sessions = self.uvicorn.config.app.state.sessions  # type: ignore[union-attr]
+        return list(sessions.get(session_id).viewers)
+
     def owner(self, session_id: str = "s1") -> dict[str, str]:
         """Return the headers with which the owner of a session asks."""
         sessions = self.uvicorn.config.app.state.sessions  # type: ignore[union-attr]

@@ -41,8 +41,6 @@ class FakeHost:
     keep_chunks: int = 200  # that can be gone back to
     place_wait_s: float = 20.0  # estimated, for each place in the queue
     paint: Callable[[Shot], NDArray[np.uint8]] = paint_revision
-    open_s: float = 0.0
-    control_s: float = 0.0
     alive: bool = True
     ready: bool = True
     busy_s: float = 0.0
@@ -59,12 +57,11 @@ class FakeHost:
         return (self.max_sessions - held) * PAGES_PER_SESSION
 
     async def open(self, config: SessionConfig) -> FakeStream:
-        """Admit a session, after `open_s`."""
+        """Admit a session."""
         if not self.ready:
             raise StreamError("model_not_ready", "warming up", retryable=True, retry_after_s=1)
         effective = self._effective(config)
         self.check_place()
-        await asyncio.sleep(self.open_s)
         scene = Scene(effective.prompt, 0, effective.seed)
         stream = await self.admit(effective, scene)
         stream.score = list(config.score)

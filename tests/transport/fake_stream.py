@@ -47,6 +47,8 @@ class FakeStream:
         self.played_frame = scene.num_frames - 1
         self.scene = scene  # after the newest chunk
         self.past: dict[int, Scene] = {}  # after each chunk
+        self.obeys = asyncio.Event()  # until it is set, controls wait
+        self.obeys.set()
         self._host = host
         self._pending: Turn | None = None
         self._rewind: tuple[str, Scene] | None = None
@@ -74,7 +76,7 @@ class FakeStream:
 
     async def control(self, message: Control) -> Receipt:
         """Accept a control; the newest prompt wins, and a rewind over what came before it."""
-        await asyncio.sleep(self._host.control_s)
+        await self.obeys.wait()
         assert message.event_id is not None
         if isinstance(message, SessionInteraction):
             self._host.check_prompt(message.prompt, "interaction.event.prompt")

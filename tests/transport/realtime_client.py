@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-PATIENCE_S = 30.0  # the machine may be busy
+PATIENCE_S = 60.0  # the machine may be busy
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class RealtimeClient:
     acks: bool = False
     messages: list[dict[str, Any]] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
+    patience_s: float = PATIENCE_S
 
     async def send(self, type: str, **fields: Any) -> None:
         """Send one message."""
@@ -57,8 +58,10 @@ class RealtimeClient:
         interaction = {"event_id": event_id, "event": {"prompt": prompt}, **fields}
         await self.send("session.interaction", interaction=interaction)
 
-    async def receive(self, patience_s: float = PATIENCE_S) -> dict[str, Any] | Frame:
+    async def receive(self, patience_s: float | None = None) -> dict[str, Any] | Frame:
         """Return the next message or frame."""
+        if patience_s is None:
+            patience_s = self.patience_s
         data = await asyncio.wait_for(self.socket.recv(), patience_s)
         if isinstance(data, str):
             message: dict[str, Any] = json.loads(data)
@@ -74,7 +77,7 @@ class RealtimeClient:
 
     async def until(self, type: str, **wanted: Any) -> dict[str, Any]:
         """Receive until a message of this type with these values comes, and return it."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while time.monotonic() < deadline:
             match await self.receive():
                 case {"type": found, **rest} if found == type and wanted.items() <= rest.items():
@@ -83,7 +86,7 @@ class RealtimeClient:
 
     async def until_frame(self, index: int) -> Frame:
         """Receive until the frame of this index, or a later one, comes."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while time.monotonic() < deadline:
             match await self.receive():
                 case Frame() as frame if frame.index >= index:
@@ -97,7 +100,7 @@ class RealtimeClient:
 
     async def until_closed(self) -> int:
         """Receive until the connection is closed, and return the code."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         try:
             while time.monotonic() < deadline:
                 await self.receive()

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 import transport.http
 from tests.transport.conftest import RunningServer, eventually
 from tests.transport.rtc_browser import BrowserReceiver
+from transport import webrtc
 from transport.metrics import Metrics
 from transport.options import TransportOptions
 from transport.rtc_peers import Peers
@@ -35,7 +36,10 @@ SDP = {"content-type": "application/sdp"}
 
 
 def prepare(monkeypatch: pytest.MonkeyPatch) -> list[Peers]:
-    """Let ICE use 127.0.0.1; return the WebRTC viewers of each server that is started, in order."""
+    """Let ICE use 127.0.0.1; return the WebRTC viewers of each server that is started, in order.
+
+    Viewers have all the time to connect, unless a test is about that.
+    """
     kept: list[Peers] = []
 
     def make(options: TransportOptions, metrics: Metrics) -> Peers:
@@ -44,6 +48,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> list[Peers]:
 
     monkeypatch.setattr(aioice.ice, "get_host_addresses", lambda use_ipv4, use_ipv6: ["127.0.0.1"])
     monkeypatch.setattr(transport.http, "Peers", make)
+    monkeypatch.setattr(webrtc, "CONNECT_TIMEOUT_S", 600.0)
     return kept
 
 
@@ -120,6 +125,10 @@ class RtcViewer:
     async def until_seen(self, number: int, timeout_s: float = 30.0) -> None:
         """Wait until so many frames were seen."""
         await eventually(lambda: len(self.seen) >= number, timeout_s)
+
+    async def until_connected(self, timeout_s: float = 30.0) -> None:
+        """Wait until the connection is there."""
+        await eventually(lambda: self.connection.connectionState == "connected", timeout_s)
 
     async def until_closed(self, timeout_s: float = 30.0) -> None:
         """Wait until the other side has closed the connection."""

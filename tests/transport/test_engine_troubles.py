@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -12,34 +11,30 @@ from tests.transport.fake_host import FakeHost
 
 
 async def test_q14_a_stall_is_busy_and_not_dead(serve: Serve) -> None:
-    """Health at 10 Hz during a stall: always 200 and quick; readiness says busy; no socket ends."""
+    """Health again and again during a stall: always 200; readiness says busy; no socket ends."""
     server = await serve()
     client = await server.start()
     await client.more_frames(4)
-    server.host.control_s = 2.0
+    obeys = server.host.streams["s1"].obeys
+    obeys.clear()
     await client.prompt("blue", "e")
-    loop = asyncio.get_running_loop()
-    begun, times = loop.time(), list[float]()
     async with server.http() as http:
-        while (since := loop.time() - begun) < 2.5:
-            server.host.busy_s = since * 2
-            asked = time.perf_counter()
+        for fifths in range(25):
+            server.host.busy_s = busy_s = fifths / 5
             health = await http.get("/health")
-            times.append(time.perf_counter() - asked)
             assert health.status_code == 200
-            assert health.json()["status"] == ("busy" if since * 2 >= 2 else "ok")
+            assert health.json()["status"] == ("busy" if busy_s >= 2 else "ok")
             ready = await http.get("/readyz")
-            assert ready.status_code == (503 if since * 2 >= 2 else 200)
+            assert ready.status_code == (503 if busy_s >= 2 else 200)
             if ready.status_code == 503:
                 assert ready.json()["status"] == "busy"
             await client.send("session.ping")
-            await asyncio.sleep(0.1)
+            await client.until("session.pong")
         server.host.busy_s = 0.0
         assert (await http.get("/readyz")).status_code == 200
-    times.sort()
-    assert times[int(len(times) * 0.99)] < 0.25
+    assert client.of_type("session.interaction.queued") == []
+    obeys.set()
     await client.until("session.interaction.applied", event_id="e")
-    assert len(client.of_type("session.pong")) >= 10
 
 
 async def test_q14_a_dead_engine_is_down(serve: Serve) -> None:

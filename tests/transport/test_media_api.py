@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 
+import numpy as np
 import pytest
 
 from tests.transport import bars
-from tests.transport.conftest import Serve
+from tests.transport.conftest import Serve, eventually
 from tests.transport.media_client import (
     SESSIONS,
     STREAMS,
     bar_host,
-    collect,
+    film_of,
     first_bytes,
     make_session,
     media_path,
@@ -39,7 +41,7 @@ async def test_mjpeg_shows_bars_and_numbers(serve: Serve, pixel_format: str) -> 
                 break
     numbers = bars.numbers_of(pictures)
     assert numbers == sorted(set(numbers))
-    assert numbers[-1] - numbers[0] < 20
+    assert numbers[-1] - numbers[0] < 200  # a slow machine may skip some, not show one a second
     assert max(map(bars.error_of, pictures)) <= bars.TOLERANCE
 
 
@@ -47,41 +49,46 @@ async def test_mjpeg_shows_bars_and_numbers(serve: Serve, pixel_format: str) -> 
 async def test_mp4_shows_bars_and_numbers(serve: Serve, pixel_format: str) -> None:
     """No frame is missing or comes twice, and the times are those of the clock."""
     server = await serve(bar_host(pixel_format))
+    began = time.monotonic()
     session = await make_session(server)
     async with streaming(server, media_path(session, "stream.mp4")) as answer:
         assert answer.headers["content-type"] == "video/mp4"
-        data = await collect(answer, 1.5)
-    data = data[: data.rindex(b"moof") - 4]  # the last fragment may be cut
+        data = await film_of(answer, 40)
+    took_s = time.monotonic() - began
     pictures, times = bars.decode_mp4(data)
     numbers = bars.numbers_of(pictures)
-    assert len(numbers) > 25
+    assert len(numbers) >= 40
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     assert max(map(bars.error_of, pictures)) <= bars.TOLERANCE
     assert times[0] == 0.0
-    assert times[-1] == pytest.approx((len(times) - 1) / 30, abs=0.25)
+    assert np.median(np.diff(times)) > 0.9 / 30  # and more where the machine is slow
+    assert times[-1] < took_s
 
 
 async def test_mp4_begins_with_the_last_keyframe(serve: Serve) -> None:
     """Who joins late gets the frames since then at once, at their own times."""
     server = await serve(bar_host())
+    began = time.monotonic()
     session = await make_session(server)
     async with streaming(server, media_path(session, "stream.mp4")) as first:
-        await collect(first, 1.0)
+        before = bars.numbers_of(bars.decode_mp4(await film_of(first, 15))[0])
         async with streaming(server, media_path(session, "stream.mp4")) as late:
-            data = await collect(late, 0.5)
-    data = data[: data.rindex(b"moof") - 4]
+            data = await film_of(late, 30)
+    took_s = time.monotonic() - began
     pictures, times = bars.decode_mp4(data)
     numbers = bars.numbers_of(pictures)
-    assert len(numbers) > 30
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    assert times[-1] == pytest.approx((len(times) - 1) / 30, abs=0.25)
+    assert numbers[0] in before[:-1]
+    assert np.median(np.diff(times)) > 0.9 / 30  # and more where the machine is slow
+    assert times[-1] < took_s
 
 
 async def test_the_newest_picture(serve: Serve) -> None:
     """A JPEG of its own, never kept by a cache; none before the first frame."""
-    server = await serve(bar_host(), idle_timeout_s=5.0)
+    server = await serve(bar_host())
     waiting = await make_session(server, run_unwatched=False)
     running = await make_session(server)
+    stream = server.host.streams[running["id"]]
     async with server.http() as http:
         early = await http.get(media_path(waiting, "frame.jpg"))
         assert (early.status_code, early.headers["retry-after"]) == (409, "1")
@@ -94,7 +101,7 @@ async def test_the_newest_picture(serve: Serve) -> None:
             picture = bars.decode_jpeg(answer.content)
             assert bars.error_of(picture) <= bars.TOLERANCE
             numbers.append(bars.read_number(picture))
-            await asyncio.sleep(0.15)
+            await eventually(lambda: stream.played_frame > numbers[-1] + 1)
     assert numbers == sorted(set(numbers))
     assert await num_watching(server, running["id"]) == 0
 
@@ -166,14 +173,17 @@ async def test_the_last_picture_before_a_pause_is_seen(serve: Serve) -> None:
     session = {**client.messages[0], "id": client.messages[0]["session_id"]}
     async with streaming(server, media_path(session, "stream.mjpeg")) as answer:
         pictures = pictures_of(answer)
-        seen = [await anext(pictures) for _ in range(5)]
+        stream = server.host.streams[session["id"]]
+
+        async def number() -> int:
+            return bars.read_number(bars.decode_jpeg(await anext(pictures)))
+
+        seen = [await number() for _ in range(5)]
         await client.send("session.update", paused=True)
         await client.until("session.state", state="paused")
-        while seen[-1] != seen[-2]:
-            seen.append(await anext(pictures))
-    newest = bars.read_number(bars.decode_jpeg(seen[-1]))
-    await client.receive_for(0.3)
-    assert newest == bars.read_number(client.frames[-1].decode())
+        while seen.count(stream.played_frame) < 2:
+            assert len(seen) < 50
+            seen.append(await number())
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -185,8 +195,7 @@ async def test_a_paused_session_can_be_joined(serve: Serve, name: str) -> None:
     await client.more_frames(5)
     await client.send("session.update", paused=True)
     await client.until("session.state", state="paused")
-    await client.receive_for(0.3)
-    standing = bars.read_number(client.frames[-1].decode())
+    stream = server.host.streams[session["id"]]
     async with streaming(server, media_path(session, name)) as answer:
         if name == "stream.mjpeg":
             picture = bars.decode_jpeg(await anext(pictures_of(answer)))
@@ -196,7 +205,7 @@ async def test_a_paused_session_can_be_joined(serve: Serve, name: str) -> None:
             while b"mdat" not in data:
                 data += await anext(parts)
             picture = bars.decode_mp4(data)[0][0]
-    assert bars.read_number(picture) == standing
+    assert bars.read_number(picture) == stream.played_frame
 
 
 @pytest.mark.skipif(not shutil.which("ffmpeg"), reason="ffmpeg is not installed")
@@ -210,5 +219,5 @@ async def test_ffmpeg_plays_it(serve: Serve, name: str) -> None:
     process = await asyncio.create_subprocess_exec(
         "ffmpeg", *command, stderr=asyncio.subprocess.PIPE
     )
-    _, errors = await asyncio.wait_for(process.communicate(), 60)
+    _, errors = await asyncio.wait_for(process.communicate(), 120)
     assert (process.returncode, errors) == (0, b"")

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import struct
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 
 from tests.transport import bars
-from transport import media_viewers
 from transport.broadcast import Broadcast
 from transport.encoder import ChunkHeader, Frame
-from transport.media_viewers import PictureViewer, VideoViewer
+from transport.media_viewers import (
+    REPEAT_S,
+    SIGN_OF_LIFE_S,
+    MediaViewer,
+    PictureViewer,
+    VideoViewer,
+)
 from transport.replies import CloseCode
 from transport.video import VideoEncoder
 
 WIDTH, HEIGHT, FPS = 64, 48, 16.0
+PATIENCE_S = 30.0
 
 
 @dataclass
@@ -62,7 +67,7 @@ def watch(kind: Any, broadcast: QuietBroadcast) -> Any:
 
 async def next_part(viewer: Any) -> bytes | None:
     """Return the next part; it is an error when none comes."""
-    part: bytes | None = await asyncio.wait_for(viewer.next_part(), 5)
+    part: bytes | None = await asyncio.wait_for(viewer.next_part(), PATIENCE_S)
     return part
 
 
@@ -75,7 +80,7 @@ async def test_only_the_newest_picture_waits() -> None:
     assert viewer.num_dropped == 4
     head = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: 2\r\n\r\n"
     assert await next_part(viewer) == head + b"\0\4\r\n"
-    await asyncio.wait_for(viewer.drained(), 1)
+    await asyncio.wait_for(viewer.drained(), PATIENCE_S)
 
 
 async def test_who_comes_sees_what_others_see() -> None:
@@ -98,7 +103,7 @@ async def test_a_picture_without_its_chunk_is_withdrawn() -> None:
     await asyncio.sleep(0)
     assert not draining.done()
     viewer.withdraw(lambda chunk: chunk == 0)
-    await asyncio.wait_for(draining, 1)
+    await asyncio.wait_for(draining, PATIENCE_S)
     viewer.finish(CloseCode.DONE)
     assert await next_part(viewer) == b"--frame--"
     assert await next_part(viewer) is None
@@ -115,39 +120,40 @@ async def test_frames_without_a_jpeg_pass() -> None:
 
 async def test_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture comes twice soon, then now and then; in an MP4 there are empty boxes."""
-    monkeypatch.setattr(media_viewers, "REPEAT_S", 0.05)
-    monkeypatch.setattr(media_viewers, "SIGN_OF_LIFE_S", 0.2)
+    waited: list[float] = []
+    silence = MediaViewer._silence
+
+    async def short(viewer: MediaViewer, longest_s: float) -> None:
+        waited.append(longest_s)
+        await silence(viewer, longest_s / 1000)
+
+    monkeypatch.setattr(MediaViewer, "_silence", short)
     frame = frames_of(1)[0]
     pictures = watch(PictureViewer, QuietBroadcast())
     pictures.offer(frame, 0.0)
-    loop = asyncio.get_running_loop()
-    parts, times = [], [loop.time()]
-    for _ in range(4):
-        parts.append(await next_part(pictures))
-        times.append(loop.time())
-    gaps = [after - before for before, after in pairwise(times)]
+    parts = [await next_part(pictures) for _ in range(4)]
     assert len(set(parts)) == 1
-    assert gaps[1] < 0.19 <= gaps[2]
-    assert gaps[3] >= 0.19
+    assert waited == [REPEAT_S, SIGN_OF_LIFE_S, SIGN_OF_LIFE_S]
     video = watch(VideoViewer, QuietBroadcast(frames=[frame]))
     assert (await next_part(video) or b"").startswith(b"\0\0\0\x20ftyp")
     assert await next_part(video) == b"\0\0\0\x08free"
+    assert waited[3:] == [SIGN_OF_LIFE_S]
 
 
 async def test_the_ring_comes_first_at_its_own_times() -> None:
     """A second of frames at once, and what follows goes on in time."""
     frames = frames_of(18)
-    viewer = watch(VideoViewer, QuietBroadcast(frames=frames[:16]))
+    broadcast = cast(Broadcast, QuietBroadcast(frames=frames[:16]))
+    viewer = VideoViewer(broadcast, lambda: 100.0)
     data = b""
     for _ in range(16):
         data += await next_part(viewer) or b""
-    now = asyncio.get_running_loop().time()
     for number, frame in enumerate(frames[16:], 1):
-        viewer.offer(frame, now + number / FPS)
+        viewer.offer(frame, 100.0 + number / FPS)
         data += await next_part(viewer) or b""
     pictures, times = bars.decode_mp4(data)
     assert bars.numbers_of(pictures) == list(range(18))
-    assert times == pytest.approx([i / FPS for i in range(18)], abs=0.02)
+    assert times == pytest.approx([i / FPS for i in range(18)], abs=1e-3)
 
 
 async def test_without_a_ring_a_keyframe_is_asked_for() -> None:
@@ -179,7 +185,7 @@ async def test_what_waits_is_sent_before_the_end() -> None:
     await asyncio.sleep(0)
     assert not draining.done()
     assert [bool(await next_part(viewer)) for _ in range(3)] == [True, True, False]
-    await asyncio.wait_for(draining, 1)
+    await asyncio.wait_for(draining, PATIENCE_S)
 
 
 async def test_a_thin_stream_is_filled_up_for_browsers() -> None:

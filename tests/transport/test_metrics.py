@@ -58,6 +58,7 @@ async def test_every_name_has_its_type_and_its_labels_and_no_other(serve: Serve)
 async def test_it_counts_what_a_client_counts(serve: Serve) -> None:
     """Frames made and sent, the session while it runs and when it is done."""
     server = await serve()
+    began = time.monotonic()
     client = await server.start(num_frames=30)
     await client.until_frame(4)
     running = await scrape(server)
@@ -70,6 +71,7 @@ async def test_it_counts_what_a_client_counts(serve: Serve) -> None:
     await client.until_closed()
     await eventually(lambda: not server.host.streams)
     done = await scrape(server)
+    took_s = time.monotonic() - began
     assert done("frames_generated_total") == 30
     skipped = done("frames_dropped_total", reason="viewer")
     assert done("frames_sent_total", transport="websocket") == len(client.frames) == 30 - skipped
@@ -77,14 +79,14 @@ async def test_it_counts_what_a_client_counts(serve: Serve) -> None:
     assert done("sessions_total", outcome="done") == 1
     assert done("kv_cache_usage_ratio") == 0
     assert done("time_to_first_frame_seconds_count") == done("admission_wait_seconds_count") == 1
-    assert 0.04 < done("time_to_first_frame_seconds_sum") < 5
+    assert 0.04 < done("time_to_first_frame_seconds_sum") < took_s
     chunks = done("inter_chunk_seconds_count") + 1
     assert chunks == len(client.of_type("video.chunk_metadata")) == 8
-    assert 0.3 < done("inter_chunk_seconds_sum") < 10
+    assert 0.3 < done("inter_chunk_seconds_sum") < took_s
     assert done("chunk_duration_seconds_count", stage="encode") == chunks
-    assert 0 < done("chunk_duration_seconds_sum", stage="encode") < 1
+    assert 0 < done("chunk_duration_seconds_sum", stage="encode") < took_s
     assert done("realtime_factor") > 0.5
-    assert done("event_loop_lag_seconds_count") > 3
+    assert done("event_loop_lag_seconds_count") > 0
 
 
 async def test_controls_are_timed_by_kind(serve: Serve) -> None:
@@ -92,6 +94,7 @@ async def test_controls_are_timed_by_kind(serve: Serve) -> None:
     server = await serve()
     client = await server.start()
     await client.until_frame(8)
+    began = time.monotonic()
     await client.prompt("a blue star", "p")
     await client.until("session.interaction.applied", event_id="p")
     await client.send("session.update", event_id="u", seed=9)
@@ -99,15 +102,17 @@ async def test_controls_are_timed_by_kind(serve: Serve) -> None:
     await client.send("session.rewind", event_id="r", to_chunk=1)
     await client.until("session.interaction.applied", event_id="r")
     scraped = await scrape(server)
+    took_s = time.monotonic() - began
     for kind in ("prompt", "update", "rewind"):
         assert scraped("control_to_frame_seconds_count", kind=kind) == 1
-        assert 0 < scraped("control_to_frame_seconds_sum", kind=kind) < 5
+        assert 0 < scraped("control_to_frame_seconds_sum", kind=kind) < took_s
     assert scraped("frames_dropped_total", reason="rewind") > 0
 
 
 async def test_how_sessions_end_and_who_is_refused(serve: Serve) -> None:
     """Stopped, failed, timed out, refused; one that waits is counted and timed."""
     server = await serve(FakeHost(max_sessions=1, max_queue=1), idle_timeout_s=0.1)
+    began = time.monotonic()
     first, second = await server.start(), await server.connect()
     await second.send("session.start", prompt="b")
     await second.until("session.queued")
@@ -131,8 +136,7 @@ async def test_how_sessions_end_and_who_is_refused(serve: Serve) -> None:
     assert scraped("sessions_total", outcome="timeout_idle") == 1
     assert scraped("admission_wait_seconds_count") == 3
     assert scraped("admission_wait_seconds_sum") > 0.2
-    waited = scraped("time_to_first_frame_seconds_sum")
-    assert waited < 3 * scraped("time_to_first_frame_seconds_count")
+    assert scraped("time_to_first_frame_seconds_sum") < time.monotonic() - began
 
 
 async def test_underruns(serve: Serve) -> None:
@@ -186,9 +190,8 @@ async def test_a_loop_that_is_held_up_is_seen() -> None:
     watching = asyncio.create_task(watch_loop(lags.append))
     await asyncio.sleep(0.05)
     time.sleep(0.3)  # blocks the loop
-    await asyncio.sleep(0.05)
+    await eventually(lambda: max(lags, default=0.0) > 0.15)
     watching.cancel()
-    assert max(lags) > 0.15
 
 
 @pytest.mark.parametrize("name", ['a "quoted" {name}\\', "two\nlines", "模型 🎬", ""])

@@ -32,37 +32,48 @@ def slow_to_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeStream, "resume", resume_slowly)
 
 
-async def watch_http(server: RunningServer, path: str) -> str:
-    """Watch for two seconds; return how it went."""
-    async with server.http() as http, http.stream("GET", path, timeout=30) as answer:
-        if answer.status_code != 200:
-            await answer.aread()
+class Visitors:
+    """Who comes to watch, through any door, and stays until it is known how it went for all."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self.server = server
+        self.ends: collections.Counter[str] = collections.Counter()
+        self.go = asyncio.Event()
+
+    async def watch_http(self, path: str) -> None:
+        """Watch over plain HTTP."""
+        async with self.server.http() as http, http.stream("GET", path, timeout=60) as answer:
+            if answer.status_code == 200:
+                await self._stay()
+            else:
+                await answer.aread()
+                check_error(answer, 503, "capacity")
+                self.ends["full"] += 1
+
+    async def watch_rtc(self, url: str) -> None:
+        """Offer to watch."""
+        answer = await post(self.server, url, GOOD)
+        if answer.status_code == 201:
+            await self._stay()
+        else:
             check_error(answer, 503, "capacity")
-            return "full"
-        await asyncio.sleep(2.0)
-        return "watched"
+            self.ends["full"] += 1
 
+    async def watch_socket(self, path: str, token: str) -> None:
+        """Watch over a view socket."""
+        client = await self.server.connect(path)
+        await client.send("session.view", viewer_token=token)
+        first = await client.receive()
+        if isinstance(first, dict) and first["type"] == "error":
+            assert first["code"] == "capacity"
+            assert await client.until_closed() == CloseCode.FULL
+            self.ends["full"] += 1
+        else:
+            await self._stay()
 
-async def watch_rtc(server: RunningServer, url: str) -> str:
-    """Offer to watch."""
-    answer = await post(server, url, GOOD)
-    if answer.status_code == 201:
-        return "watched"
-    check_error(answer, 503, "capacity")
-    return "full"
-
-
-async def watch_socket(server: RunningServer, path: str, token: str) -> str:
-    """Watch over a view socket for two seconds."""
-    client = await server.connect(path)
-    await client.send("session.view", viewer_token=token)
-    first = await client.receive()
-    if isinstance(first, dict) and first["type"] == "error":
-        assert first["code"] == "capacity"
-        assert await client.until_closed() == CloseCode.FULL
-        return "full"
-    await asyncio.sleep(2.0)
-    return "watched"
+    async def _stay(self) -> None:
+        self.ends["watched"] += 1
+        await self.go.wait()
 
 
 async def test_a_session_that_wakes_lets_in_no_more_than_others(serve: Serve) -> None:
@@ -70,14 +81,16 @@ async def test_a_session_that_wakes_lets_in_no_more_than_others(serve: Serve) ->
     server = await serve(max_viewers=MOST, attach_timeout_s=0.0)
     made = await new_session(server)
     await eventually(lambda: server.host.streams["s1"].state == "suspended")
-    urls = made["urls"]
-    watching = []
+    urls, visitors, watching = made["urls"], Visitors(server), []
     for _ in range(4):
-        watching += [watch_http(server, media_path(made, name)) for name in STREAMS]
-        watching.append(watch_rtc(server, urls["whep"]))
-        watching.append(watch_socket(server, urls["view"], made["viewer_token"]))
-    ends = collections.Counter(await asyncio.gather(*watching))
-    assert ends == {"watched": MOST, "full": len(watching) - MOST}
+        watching += [visitors.watch_http(media_path(made, name)) for name in STREAMS]
+        watching.append(visitors.watch_rtc(urls["whep"]))
+        watching.append(visitors.watch_socket(urls["view"], made["viewer_token"]))
+    visiting = asyncio.gather(*watching)
+    await eventually(lambda: visitors.ends.total() == len(watching) or visiting.done(), 60.0)
+    visitors.go.set()
+    await visiting
+    assert visitors.ends == {"watched": MOST, "full": len(watching) - MOST}
 
 
 async def test_a_refused_session_gives_the_place_back(serve: Serve) -> None:
@@ -89,7 +102,7 @@ async def test_a_refused_session_gives_the_place_back(serve: Serve) -> None:
     server.host.max_sessions = 0
     async with server.http() as http:
         for _ in range(2):
-            answer = await http.get(media_path(made, "stream.mjpeg"), timeout=30)
+            answer = await http.get(media_path(made, "stream.mjpeg"), timeout=60)
             assert "all places are taken" in check_error(answer, 503, "capacity")["message"]
     server.host.max_sessions = 1
     assert await first_bytes(server, media_path(made, "stream.mjpeg"))

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from tests.transport.conftest import eventually
 from transport.encoder import Encoder, Frame, Picture, Renditions
 from transport.metrics import Metrics
 from transport.player import Player
@@ -119,12 +120,12 @@ async def test_what_waits_is_bounded_without_back_pressure(renditions: Rendition
     player = Player(stream, renditions, frozenset, lambda frame, due_s: None, never, new_meter())
     receiving = asyncio.create_task(player.receive())
     playing = asyncio.create_task(player.play())
-    await asyncio.sleep(0.3)
+    await eventually(lambda: stream.num_taken == 3)
+    await asyncio.sleep(0.2)
     assert stream.num_taken == 3
     assert stream.played_frames == []
     player.resume()
-    await asyncio.sleep(0.3)
-    assert stream.num_taken > 3
+    await eventually(lambda: stream.num_taken > 3)
     for task in (receiving, playing):
         task.cancel()
     await asyncio.gather(receiving, playing, return_exceptions=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 
@@ -31,17 +32,20 @@ async def start(*argv: str) -> asyncio.subprocess.Process:
 
 async def end_of(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
     """Wait for its end; return its status and what it said."""
-    said, complained = await asyncio.wait_for(process.communicate(), 60)
+    said, complained = await asyncio.wait_for(process.communicate(), 120)
     return process.returncode, (said + complained).decode()
 
 
-async def test_it_waits_for_its_place_and_gives_it_back(serve: Serve) -> None:
+async def test_it_waits_for_its_place_and_gives_it_back(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     """In the queue it asks again; when it has seen enough nothing of it is left."""
+    caplog.set_level("INFO", "uvicorn.access")
     server = await serve(FakeHost(fps=20, chunk_s=0.15, max_sessions=1, max_queue=2))
     first = await new_session(server)
     process = await start("blue", "--seconds", "1", "--url", f"http://127.0.0.1:{server.port}")
-    await eventually(lambda: len(server.host.queue) == 1, 20)
-    await asyncio.sleep(0.5)  # so that it is told to wait
+    asked = re.compile("POST .*/whep.* 409")
+    await eventually(lambda: any(asked.search(r.getMessage()) for r in caplog.records), 60)
     async with server.http() as http:
         location = f"/v1/realtime/sessions/{first['id']}"
         await http.delete(location, params={"token": first["resume_token"]})

@@ -72,7 +72,7 @@ def test_headers_say_it(number: int) -> None:
         assert found[number] == limits
         assert found[1] == b"0"
         sent_at = int.from_bytes(found[BOTH[SEND_TIME][0]], "big")
-        assert (send_time(time.time()) - sent_at) % (1 << 24) < 1 << 18
+        assert (send_time(time.time()) - sent_at) % (1 << 24) < 30 << 18  # it wraps after 64 s
         assert len(packet) == headers.num_bytes + len(b"payload")
 
 

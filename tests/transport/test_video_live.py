@@ -12,11 +12,11 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.transport import bars
-from tests.transport.conftest import RunningServer, Serve
+from tests.transport.conftest import RunningServer, Serve, eventually
 from tests.transport.media_client import bar_host
 from transport.video import Packet
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class VideoClient:
@@ -148,8 +148,8 @@ async def test_acknowledgements_bound_what_is_on_its_way(serve: Serve) -> None:
     async with opened(server) as client:
         await client.send("session.start", prompt="bars", format="h264", acks=True)
         await client.more(2)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(client.more(1), 1.5)
+        (stream,) = server.host.streams.values()
+        await eventually(lambda: stream.played_frame > 40)
         for message, _ in client.frames:
             await client.send("session.ack", frame_index=message["first_frame_index"])
         ((message, data),) = await client.more(1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
-from typing import Any
+from typing import Any, NoReturn
 
+import aioice.ice
 import httpx
 import pytest
 
@@ -74,16 +74,22 @@ async def test_q01_sections(serve: Serve, peers: list[Peers]) -> None:
     assert len(peers[0]) == num_before
 
 
-async def test_q05_a_thousand_names(serve: Serve) -> None:
-    """Names are not looked up: one and 500 take no longer than none."""
+async def test_q05_a_thousand_names(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are not looked up, which takes a second each."""
+    looked_up: list[object] = []
+
+    async def look_up(subscriber: object) -> NoReturn:
+        looked_up.append(subscriber)
+        raise OSError("nobody knows it")
+
+    monkeypatch.setattr(aioice.ice, "get_or_create_mdns_protocol", look_up)
     server = await serve()
     _, url = await session(server)
     line = "a=candidate:1 1 udp 1 {}.local 5000 typ host\n"
     for number in (1, 500):
         more = "".join(line.format(f"0a1b2c3d-1111-2222-3333-{i:012x}") for i in range(number))
-        began = time.monotonic()
         location_of(await post(server, url, offer(video("96 97", VP8, more=more))))
-        assert time.monotonic() - began < 0.9
+        assert looked_up == []
 
 
 async def test_q13_a_body_that_is_too_large(serve: Serve) -> None:
@@ -109,7 +115,6 @@ async def test_q49_offers_that_are_never_followed(
     serve: Serve, peers: list[Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten leave room for one that connects; 500 are bounded and given back; a stream goes on."""
-    monkeypatch.setattr(webrtc, "CONNECT_TIMEOUT_S", 3.0)
     server = await serve(max_viewers=200)
     _, url = await session(server)
     good = RtcViewer(f"http://127.0.0.1:{server.port}{url}")
@@ -123,16 +128,17 @@ async def test_q49_offers_that_are_never_followed(
     async with server.http() as http:
         for _ in range(5):
             answers = await asyncio.gather(
-                *(http.post(url, content=GOOD, headers=SDP, timeout=30) for _ in range(100))
+                *(http.post(url, content=GOOD, headers=SDP, timeout=60) for _ in range(100))
             )
             refused = [answer for answer in answers if answer.status_code != 201]
-            assert len(refused) >= 50  # some that were given up made room meanwhile
+            assert len(refused) >= 98  # two more may be connecting to the session
             check_error(refused[0], 503, "capacity")
             assert int(refused[0].headers["retry-after"]) > 0
             assert len(peers[0]) <= rtc_peers.MAX_CONNECTING_TO_ONE + 2
     num_seen = len(good.seen)
     await good.until_seen(num_seen + 20)
-    await eventually(lambda: len(peers[0]) == 2, 15)
+    monkeypatch.setattr(webrtc, "CONNECT_TIMEOUT_S", 0.0)
+    await eventually(lambda: len(peers[0]) == 2)
     await good.close()
     await second.close()
 
