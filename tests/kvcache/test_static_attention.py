@@ -83,7 +83,8 @@ def test_a_stream_is_that_of_the_dense_model(config: WindowConfig, fused: bool) 
     toy.backend = backend = static(toy.table.pool)  # type: ignore[assignment]
     dense = DenseToy(config)
     for length in (2, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK):
-        torch.testing.assert_close(toy.chunk(length), dense.chunk(length), atol=1e-5, rtol=1e-5)
+        # Every processor adds in an order of its own.
+        torch.testing.assert_close(toy.chunk(length), dense.chunk(length), atol=4e-5, rtol=1e-5)
     assert len(backend._plans) == 2
 
 
