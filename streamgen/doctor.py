@@ -18,6 +18,7 @@ from streamgen.device import VISIBLE, DeviceFacts, card_problem, find_device, id
 from streamgen.errors import StreamgenError
 from streamgen.frame_ring import SHARED_MEMORY
 from streamgen.model_list import weights_state
+from streamgen.models.fused import has_products
 from streamgen.models.presets import PRESETS, Preset, build
 from streamgen.startup import num_cores
 from streamgen.video_file import CODEC
@@ -65,7 +66,8 @@ def facts() -> dict[str, str]:
         "streamgen": f"{machine.installed_version()}, commit {machine.commit() or 'unknown'}",
         "python": f"{platform.python_version()} at {sys.executable}",
         "system": platform.platform(),
-        "cpu": f"{machine.cpu_name()}, {num_cores()} cores for this process",
+        "cpu": f"{machine.cpu_name()}, {num_cores()} cores for this process, "
+        f"{'bf16 and fp32' if has_products(torch.bfloat16) else 'fp32 (no products of bf16)'}",
         "cuda": f"{device.cuda_version or 'not in this torch'}{kernels}{visible}, "
         f"{len(device.cards)} devices",
         **{f"cuda:{index}": str(card) for index, card in enumerate(device.cards)},

@@ -27,6 +27,7 @@ TOGETHER_ROWS: Final = 4
 DECODER_THREADS: Final = 1  # a decode runs beside passes, which have the other cores
 # bf16 has to be clearly faster: at the same speed fp32 is the better picture.
 BF16_GAIN: Final = 0.9
+FORMATS: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def fixed_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | Non
     processor without them converts, which is slower than float32: nothing to measure.
     """
     if config.dtype != "auto":
-        return {"bf16": torch.bfloat16, "fp32": torch.float32}[config.dtype]
+        return FORMATS[config.dtype]
     if config.deterministic:
         return torch.float32  # who asks for every bit wants the better bits
     if device.type == "cuda":
@@ -146,6 +147,8 @@ def _choose_dtype(
     """Return the format that is fixed, or the one that is faster on this machine."""
     fixed = fixed_dtype(config, device)
     if fixed is not None:
+        if fixed == torch.bfloat16 and device.type == "cpu" and not has_products(fixed):
+            logger.warning("%s in bf16: this processor has no products of it, fp32 is faster", work)
         return fixed
     fp32_s, bf16_s = seconds(torch.float32), seconds(torch.bfloat16)
     dtype = torch.bfloat16 if bf16_s < BF16_GAIN * fp32_s else torch.float32

@@ -38,4 +38,5 @@ def marks(shape: torch.Size) -> Tensor:
     raised = torch.arange(channels) * PHASES // channels == phase
     marked = hills[:, None] * raised[:, :, None, None]
     norm = marked.flatten(1).norm(dim=1) * frames**0.5
-    return (marked / norm[:, None, None, None])[:, None]
+    unit: Tensor = marked / norm[:, None, None, None]
+    return unit[:, None]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from kvcache import WindowConfig
 from streamgen.calibrate import resident_bytes
+from streamgen.config import EngineConfig
+from streamgen.doctor import facts
 from streamgen.machine import give_back_freed_memory, keep_freed_memory
 from streamgen.models.fused import ConvReLU, LinearBias, LinearGELU, can_fuse, has_products
+from streamgen.warm_up import choose_dtypes
 
 TYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # and what rounding allows
 
@@ -97,6 +102,22 @@ def test_formats_without_products_are_computed_in_steps(dtype: torch.dtype) -> N
             torch.testing.assert_close(
                 rounded.float(), layer.float()(x.float()), atol=3e-2, rtol=3e-2
             )
+
+
+@pytest.mark.usefixtures("no_bf16")
+def test_a_format_without_products_is_taken_where_it_is_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With a warning; else float32 is, and nothing is measured."""
+    sizes: Any = SimpleNamespace(device=torch.device("cpu"), chunk_frames=3, latent_shape=(1, 1, 1))
+    model, window = cast(Any, None), WindowConfig(3)
+    for asked, taken in (("auto", torch.float32), ("bf16", torch.bfloat16)):
+        assert caplog.text == ""
+        chosen = choose_dtypes(EngineConfig(dtype=asked), model, sizes, window)
+        assert chosen == (taken, taken)
+    assert "passes in bf16: this processor has no products of it, fp32 is faster" in caplog.text
+    assert "decodes in bf16" in caplog.text
+    assert facts()["cpu"].endswith("fp32 (no products of bf16)")
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an option of glibc")
