@@ -9,12 +9,13 @@ PLAYERS := gstreamer1.0-tools gstreamer1.0-plugins-base gstreamer1.0-plugins-goo
 	gstreamer1.0-plugins-bad gstreamer1.0-nice gstreamer1.0-libav python3-gi \
 	gir1.2-gst-plugins-bad-1.0 webkit2gtk-driver xvfb iproute2
 
-.PHONY: serve test style types imports unit soak parity evaluate gpu-check interop clean
+.PHONY: serve test style types imports unit browser soak parity evaluate gpu-check interop clean
 
 serve: $(VENV)/.core
 	$(BIN)/streamgen serve $(ARGS)
 
-test: style types imports unit
+# With `make -j2` the browser tests run beside the others.
+test: style types imports unit browser
 
 style: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -26,8 +27,11 @@ types: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.dev $(VENV)/.chromium
-	$(BIN)/pytest $(ARGS)
+unit: $(VENV)/.dev
+	$(BIN)/pytest -m "not browser" $(ARGS)
+
+browser: $(VENV)/.dev $(VENV)/.chromium
+	$(BIN)/pytest -m browser $(ARGS)
 
 soak: $(VENV)/.dev
 	SOAK_SECONDS=1200 $(BIN)/pytest -s tests/soak $(ARGS)
