@@ -115,7 +115,8 @@ def test_notice_is_legible_in_full_screen(server: Any, browser: Any, scheme: str
     assert abs(sum(text[:3]) - sum(ground[:3])) > 400
     page.keys(Keys.ESCAPE)
     page.wait(lambda: not page.is_full, "Esc does not lead back")
-    assert page.run("return document.body.dataset.screen") is None
+    screen = "return document.body.dataset.screen"
+    page.wait(lambda: page.run(screen) is None, "the page does not know that it is small again")
 
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1000, 700), (390, 844)])
