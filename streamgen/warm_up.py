@@ -27,7 +27,6 @@ TOGETHER_ROWS: Final = 4
 DECODER_THREADS: Final = 1  # a decode runs beside passes, which have the other cores
 # bf16 has to be clearly faster: at the same speed fp32 is the better picture.
 BF16_GAIN: Final = 0.9
-FORMATS: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ def fixed_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | Non
     processor without them converts, which is slower than float32: nothing to measure.
     """
     if config.dtype != "auto":
-        return FORMATS[config.dtype]
+        return {"bf16": torch.bfloat16, "fp32": torch.float32}[config.dtype]
     if config.deterministic:
         return torch.float32  # who asks for every bit wants the better bits
     if device.type == "cuda":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-NEEDED: Final = ("_convolution_pointwise", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+FUSED: Final = ("_convolution_pointwise", "_linear_pointwise")
 
 
 class ConvReLU(nn.Conv2d):
@@ -73,6 +73,7 @@ def can_fuse(x: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")  # oneDNN takes operands of one format
         and has_products(x.dtype)
+        and all(hasattr(torch.ops.mkldnn, name) for name in FUSED)
     )
 
 
@@ -84,10 +85,9 @@ def has_products(dtype: torch.dtype) -> bool:
     """
     if not torch.backends.mkldnn.is_available():
         return False
-    if not all(hasattr(torch.ops.mkldnn, name) for name in NEEDED):
-        return False
     if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+        return supported is not None and bool(supported())
     return dtype == torch.float32
 
 
