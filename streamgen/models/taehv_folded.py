@@ -2,9 +2,14 @@
 
 `Grow` (a 1x1 convolution and nearest-neighbour upsampling) and the 3x3 convolution after it are one
 linear map, which can be computed before the upsampling: each of the four pixels that come of one
-has a 3x3 kernel of its own over the small picture. That leaves out two passes over the large
-picture and gives the matrix units wide products. After the last growth pixels stay side by side
-in channels to the end, where three numbers each are all that has to be moved.
+has a 2x2 kernel of its own over the small picture, less than half of the products. That leaves out
+two passes over the large picture and gives the matrix units wide products. After the last growth
+pixels stay side by side in channels to the end, where three numbers each are all that has to be
+moved.
+
+All four kernels are one convolution over the small picture with a border of one pixel. It gives
+one place more than there are pixels each way; place p holds, side by side, pixels 2p - 1 and 2p of
+the large picture, so that its first and last pixel lie outside.
 """
 
 from __future__ import annotations
@@ -51,9 +56,11 @@ class FoldedTAEHV(nn.Module):
         assert isinstance(last_conv, nn.Conv2d)
         assert isinstance(to_pixels, nn.Conv2d)
         assert to_pixels.bias is not None
-        self.last = nn.ModuleList(_conv(w, None) for w in grown_weights(last_grow, last_conv))
+        self.last = nn.ModuleList(
+            _conv(ConvReLU, w, 1) for w in grown_weights(last_grow, last_conv)
+        )
         bias = to_pixels.bias.detach().repeat(PHASES**2)
-        self.to_pixels = _conv(_beside(to_pixels.weight.detach()), bias, is_last=True)
+        self.to_pixels = _conv(nn.Conv2d, _beside(to_pixels.weight.detach()), 0, bias)
         self.eval().requires_grad_(False)
 
     def decoder_state(self) -> TAEHVState:
@@ -82,9 +89,11 @@ class FoldedTAEHV(nn.Module):
 
     def _pixels(self, x: Tensor) -> Tensor:
         """Return the frames `[batch, time, 3, 2h, 2w]` of features `[time', batch, h, w, C]`."""
-        apart = torch.stack([spatial(self.to_pixels, spatial(conv, x)) for conv in self.last], 1)
-        frames = _interleaved(apart)
-        return frames.permute(1, 0, 4, 2, 3)
+        grown = [_without_outside(spatial(conv, x)) for conv in self.last]
+        apart = torch.stack([spatial(self.to_pixels, each) for each in grown], 1)
+        phases = apart.unflatten(-1, (PHASES, PHASES, -1))  # [time', stride, batch, h, w, a, b, 3]
+        frames: Tensor = phases.permute(2, 0, 1, 7, 3, 5, 4, 6).flatten(1, 2)
+        return frames.flatten(3, 4).flatten(4, 5)
 
 
 class GrowConv(nn.Module):
@@ -93,30 +102,33 @@ class GrowConv(nn.Module):
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()
         self.stride = len(weights)
-        weight = torch.cat(weights)
-        self.conv = nn.Conv2d(
-            weight.shape[1], weight.shape[0], 3, padding=1, bias=False, dtype=weight.dtype
-        )
-        _set(self.conv.weight, weight)
+        self.conv = _conv(nn.Conv2d, torch.cat(weights), 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [time, batch, h, w, C] to [time * stride, batch, 2h, 2w, C'], earlier first."""
-        grown = spatial(self.conv, x).unflatten(-1, (self.stride, -1))
-        return _interleaved(grown.permute(0, 4, 1, 2, 3, 5))
+        time, batch, height, width, _ = x.shape
+        places = spatial(self.conv, x).unflatten(-1, (self.stride, PHASES, PHASES, -1))
+        grown = x.new_empty(time, self.stride, batch, 2 * height, 2 * width, places.shape[-1])
+        for a in range(PHASES):
+            for b in range(PHASES):
+                # Pixels 2p - 1 begin with the second place, pixels 2p end with the last but one.
+                of_phase = places[:, :, 1 - a :, 1 - b :, :, a, b][:, :, :height, :width]
+                grown[:, :, :, 1 - a :: 2, 1 - b :: 2] = of_phase.permute(0, 4, 1, 2, 3, 5)
+        return grown.flatten(0, 1)
 
 
 def grown_weights(grow: Grow, conv: nn.Conv2d) -> list[Tensor]:
-    """Return a weight `[4 C', C, 3, 3]` for each frame that a growth makes of one.
+    """Return a weight `[4 C', C, 2, 2]` for each frame that a growth makes of one.
 
-    Outputs are ordered (row phase, column phase, channel). A tap of the large picture at row
-    2 i + a + u reads the small one at i + floor((a + u) / 2).
+    Outputs are ordered (row phase, column phase, channel); phase 0 is pixel 2p - 1. A tap of the
+    large picture at row 2p - 1 + a + u reads the small one at p - 1 + (a + u + 1) // 2.
     """
     mix = grow.conv.weight.detach().float().flatten(1).unflatten(0, (grow.stride, -1))
     taps = conv.weight.detach().float()
-    phases = taps.new_zeros(PHASES, PHASES, *taps.shape)
+    phases = taps.new_zeros(PHASES, PHASES, *taps.shape[:2], 2, 2)
     for a, b, u, v in _taps():
-        row, column = (a + u) // PHASES, (b + v) // PHASES
-        phases[a, b, :, :, row + 1, column + 1] += taps[:, :, u + 1, v + 1]
+        row, column = (a + u + 1) // PHASES, (b + v + 1) // PHASES
+        phases[a, b, :, :, row, column] += taps[:, :, u + 1, v + 1]
     return [
         torch.einsum("abomhw,mi->aboihw", phases, each).flatten(0, 2).to(conv.weight.dtype)
         for each in mix
@@ -124,12 +136,15 @@ def grown_weights(grow: Grow, conv: nn.Conv2d) -> list[Tensor]:
 
 
 def _beside(taps: Tensor) -> Tensor:
-    """Return a 3x3 kernel for pixels that lie side by side in channels, `[4 C', 4 C, 3, 3]`."""
+    """Return a 2x2 kernel from places to pixels 2i and 2i + 1, `[4 C', 4 C, 2, 2]`.
+
+    A tap at pixel 2i + a + u is at place i + (a + u + 1) // 2.
+    """
     outputs, inputs = taps.shape[:2]
-    wide = taps.new_zeros(PHASES, PHASES, outputs, PHASES, PHASES, inputs, 3, 3)
+    wide = taps.new_zeros(PHASES, PHASES, outputs, PHASES, PHASES, inputs, 2, 2)
     for a, b, u, v in _taps():
-        (row, of_row), (column, of_column) = divmod(a + u, PHASES), divmod(b + v, PHASES)
-        wide[a, b, :, of_row, of_column, :, row + 1, column + 1] = taps[:, :, u + 1, v + 1]
+        (row, of_row), (column, of_column) = divmod(a + u + 1, PHASES), divmod(b + v + 1, PHASES)
+        wide[a, b, :, of_row, of_column, :, row, column] = taps[:, :, u + 1, v + 1]
     return wide.flatten(0, 2).flatten(1, 3)
 
 
@@ -139,17 +154,20 @@ def _taps() -> list[tuple[int, int, int, int]]:
     return [(a, b, u, v) for a in phases for b in phases for u in offsets for v in offsets]
 
 
-def _interleaved(x: Tensor) -> Tensor:
-    """Map [time, stride, batch, h, w, 4 C] to [time * stride, batch, 2h, 2w, C]."""
-    apart = x.unflatten(-1, (PHASES, PHASES, -1))  # [time, stride, batch, h, w, a, b, C]
-    frames: Tensor = apart.permute(0, 1, 2, 3, 5, 4, 6, 7).flatten(0, 1)
-    return frames.flatten(2, 3).flatten(3, 4)
+def _without_outside(places: Tensor) -> Tensor:
+    """Make zero what lies outside of the large picture, as its padding is; in place."""
+    x = places.unflatten(-1, (PHASES, PHASES, -1))  # [time, batch, h + 1, w + 1, a, b, C]
+    for at, phase in ((0, 0), (-1, 1)):
+        x[:, :, at, :, phase] = 0
+        x[:, :, :, at, :, phase] = 0
+    return places
 
 
-def _conv(weight: Tensor, bias: Tensor | None, *, is_last: bool = False) -> nn.Conv2d:
-    kind = nn.Conv2d if is_last else ConvReLU
-    outputs, inputs = weight.shape[:2]
-    conv = kind(inputs, outputs, 3, padding=1, bias=bias is not None, dtype=weight.dtype)
+def _conv(
+    kind: type[nn.Conv2d], weight: Tensor, padding: int, bias: Tensor | None = None
+) -> nn.Conv2d:
+    outputs, inputs, size, _ = weight.shape
+    conv = kind(inputs, outputs, size, padding=padding, bias=bias is not None, dtype=weight.dtype)
     _set(conv.weight, weight)
     if bias is not None:
         _set(cast(Tensor, conv.bias), bias)
