@@ -163,18 +163,20 @@ class Broadcast:
         """Hand a control to the stream; raise StreamError when it is refused."""
         event_id = message.event_id or f"evt_{secrets.token_hex(8)}"
         self.timeline.sent(event_id, kind_of(message), time.monotonic())
+        rewind = None
         if isinstance(message, SessionRewind):
-            self.player.rewinds.asked(event_id, message.to_chunk)
+            rewind = self.player.rewinds.asked(event_id, message.to_chunk)
         try:
             receipt = await self.stream.control(with_event_id(message, event_id))
         except BaseException:
             self.timeline.dropped(event_id)
-            self.player.rewinds.dropped(event_id)
+            if rewind is not None:
+                self.player.rewinds.refused(rewind)
             raise
         if isinstance(message, SessionInteraction):
             self.timeline.accepted(receipt.prompt_revision, receipt.prompt or message.prompt)
-        elif isinstance(message, SessionRewind):
-            self.player.rewound(event_id)
+        elif rewind is not None:
+            self.player.rewound(rewind)
             for viewer in self.viewers:
                 viewer.withdraw(self.player.rewinds.abandon)
         return receipt

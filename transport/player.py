@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from transport.encoder import Frame, Picture, Renditions
 from transport.pacer import Pacer
-from transport.rewinds import Rewinds
+from transport.rewinds import Rewind, Rewinds
 from transport.session_meter import SessionMeter
 from transport.stream import Chunk, Stream
 from transport.tally import Tally
@@ -62,9 +62,9 @@ class Player:
         self.pacer.resume(time.monotonic())
         self._wake.set()
 
-    def rewound(self, event_id: str) -> None:
-        """Throw away what a rewind that was accepted abandons."""
-        self.rewinds.accepted(event_id)
+    def rewound(self, rewind: Rewind) -> None:
+        """Throw away what a rewind abandons, now that it was accepted."""
+        rewind.accepted = True
         self._wake.set()
 
     def ask_key(self, codec: Codec) -> None:

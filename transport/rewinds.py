@@ -6,47 +6,55 @@ receipt. From the receipt on, chunks between the one gone back to and that one a
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 MAX_REWINDS: Final = 64  # remembered; chunks of older ones are long gone
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Rewind:
     """One rewind; `next_chunk` is the first chunk made after it, None until it is there."""
 
+    event_id: str
     to_chunk: int
     accepted: bool = False
     next_chunk: int | None = None
 
 
 class Rewinds:
-    """The rewinds of one session."""
+    """The rewinds of one session. Several may wait under one id: who sends them names them."""
 
     def __init__(self) -> None:
-        self._rewinds: dict[str, Rewind] = {}
+        self._rewinds: deque[Rewind] = deque(maxlen=MAX_REWINDS)
 
-    def asked(self, event_id: str, to_chunk: int) -> None:
-        """A rewind is handed to the engine."""
-        if len(self._rewinds) >= MAX_REWINDS:
-            del self._rewinds[next(iter(self._rewinds))]
-        self._rewinds[event_id] = Rewind(to_chunk)
+    def asked(self, event_id: str, to_chunk: int) -> Rewind:
+        """Return the rewind that is handed to the engine."""
+        rewind = Rewind(event_id, to_chunk)
+        self._rewinds.append(rewind)
+        return rewind
 
-    def accepted(self, event_id: str) -> None:
-        """The engine accepted it."""
-        if rewind := self._rewinds.get(event_id):
-            rewind.accepted = True
+    def refused(self, rewind: Rewind) -> None:
+        """The engine did not accept it."""
+        if rewind in self._rewinds:
+            self._rewinds.remove(rewind)
 
     def dropped(self, event_id: str) -> None:
-        """A control, which may be a rewind, will have no effect."""
-        self._rewinds.pop(event_id, None)
+        """A control that was accepted, which may be a rewind, will have no effect."""
+        if rewind := self._waiting(event_id):
+            self._rewinds.remove(rewind)
 
     def arrived(self, chunk_index: int, started_event_ids: tuple[str, ...]) -> None:
         """A chunk came that begins with these controls."""
         for event_id in started_event_ids:
-            if rewind := self._rewinds.get(event_id):
+            if rewind := self._waiting(event_id):
                 rewind.next_chunk = chunk_index
+
+    def _waiting(self, event_id: str) -> Rewind | None:
+        """Return the oldest with this id that has not begun: those after it supersede it."""
+        waiting = (r for r in self._rewinds if r.event_id == event_id and r.next_chunk is None)
+        return next(waiting, None)
 
     def abandon(self, chunk_index: int) -> bool:
         """Return whether a chunk must not be played."""
@@ -54,5 +62,5 @@ class Rewinds:
             rewind.accepted
             and rewind.to_chunk < chunk_index
             and (rewind.next_chunk is None or chunk_index < rewind.next_chunk)
-            for rewind in self._rewinds.values()
+            for rewind in self._rewinds
         )

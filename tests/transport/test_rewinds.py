@@ -25,18 +25,17 @@ def abandoned(rewinds: Rewinds) -> list[int]:
 def test_nothing_is_abandoned_before_the_receipt() -> None:
     """The engine may refuse."""
     rewinds = Rewinds()
-    rewinds.asked("r", 3)
+    rewind = rewinds.asked("r", 3)
     assert abandoned(rewinds) == []
-    rewinds.dropped("r")
-    rewinds.accepted("r")
+    rewinds.refused(rewind)
+    rewind.accepted = True
     assert abandoned(rewinds) == []
 
 
 def test_from_the_receipt_on_all_later_chunks_are_abandoned_until_the_new_one() -> None:
     """The chunk in work, which nobody could stop, too."""
     rewinds = Rewinds()
-    rewinds.asked("r", 3)
-    rewinds.accepted("r")
+    rewinds.asked("r", 3).accepted = True
     assert abandoned(rewinds) == [4, 5, 6, 7, 8, 9, 10, 11]
     rewinds.arrived(7, ("other", "r"))
     assert abandoned(rewinds) == [4, 5, 6]
@@ -45,10 +44,10 @@ def test_from_the_receipt_on_all_later_chunks_are_abandoned_until_the_new_one() 
 def test_the_first_chunk_may_be_there_before_the_receipt() -> None:
     """Both cross the same wire and are taken by two tasks."""
     rewinds = Rewinds()
-    rewinds.asked("r", 3)
+    rewind = rewinds.asked("r", 3)
     rewinds.arrived(7, ("r",))
     assert abandoned(rewinds) == []
-    rewinds.accepted("r")
+    rewind.accepted = True
     assert abandoned(rewinds) == [4, 5, 6]
 
 
@@ -56,19 +55,32 @@ def test_a_rewind_that_was_superseded_abandons_nothing_more() -> None:
     """The newer one does."""
     rewinds = Rewinds()
     for event_id, to_chunk in (("a", 2), ("b", 5)):
-        rewinds.asked(event_id, to_chunk)
-        rewinds.accepted(event_id)
+        rewinds.asked(event_id, to_chunk).accepted = True
     assert abandoned(rewinds)[0] == 3
     rewinds.dropped("a")
     assert abandoned(rewinds)[0] == 6
 
 
+def test_two_rewinds_may_wait_under_one_id() -> None:
+    """A refusal of the second leaves the first; else the second supersedes it."""
+    rewinds = Rewinds()
+    rewinds.asked("r", 2).accepted = True
+    rewinds.refused(rewinds.asked("r", 8))
+    assert abandoned(rewinds)[0] == 3
+    rewinds.asked("r", 5).accepted = True
+    rewinds.dropped("r")  # the first
+    assert abandoned(rewinds)[0] == 6
+    rewinds.arrived(9, ("r",))
+    assert abandoned(rewinds) == [6, 7, 8]
+    rewinds.asked("r", 7).accepted = True  # once more, when that is long past
+    assert abandoned(rewinds)[-1] == 11
+
+
 def test_what_is_remembered_is_bounded() -> None:
     """The oldest gives way."""
     rewinds = Rewinds()
-    for number in range(MAX_REWINDS + 1):
-        rewinds.asked(str(number), 100)
-    rewinds.accepted("0")
+    asked = [rewinds.asked(str(number), 0) for number in range(MAX_REWINDS + 1)]
+    asked[0].accepted = True
     assert abandoned(rewinds) == []
 
 
@@ -130,8 +142,7 @@ async def test_what_is_queued_is_thrown_away_at_once_and_counts_as_played(
     work = asyncio.gather(player.receive(), player.play())
     while player.pacer.num_queued < 12:
         await asyncio.sleep(0.01)
-    player.rewinds.asked("r", 0)
-    player.rewound("r")
+    player.rewound(player.rewinds.asked("r", 0))
     await asyncio.sleep(0.05)
     assert shown == thrown == []  # chunk 0, which was gone back to, is still to be shown
     player.resume()
