@@ -9,13 +9,13 @@ PLAYERS := gstreamer1.0-tools gstreamer1.0-plugins-base gstreamer1.0-plugins-goo
 	gstreamer1.0-plugins-bad gstreamer1.0-nice gstreamer1.0-libav python3-gi \
 	gir1.2-gst-plugins-bad-1.0 webkit2gtk-driver xvfb iproute2
 
-.PHONY: serve test style types imports unit browser soak parity evaluate gpu-check interop clean
+.PHONY: serve test style types imports engine browser others soak parity evaluate gpu-check interop clean
 
 serve: $(VENV)/.core
 	$(BIN)/streamgen serve $(ARGS)
 
-# With `make -j2` the browser tests run beside the others.
-test: style types imports unit browser
+# With `make -j2` the engine's tests run beside the browser's and then the others'.
+test: style types imports engine browser others
 
 style: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -27,11 +27,14 @@ types: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.dev
-	$(BIN)/pytest -m "not browser" $(ARGS)
+engine: $(VENV)/.dev
+	$(BIN)/pytest -m "not browser" $(ARGS) tests/streamgen
 
 browser: $(VENV)/.dev $(VENV)/.chromium
 	$(BIN)/pytest -m browser $(ARGS)
+
+others: $(VENV)/.dev
+	$(BIN)/pytest -m "not browser" $(ARGS) --ignore tests/streamgen
 
 soak: $(VENV)/.dev
 	SOAK_SECONDS=1200 $(BIN)/pytest -s tests/soak $(ARGS)
