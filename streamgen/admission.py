@@ -75,7 +75,7 @@ class Admissions:
             return 0
         usual = self._usual
         for num_more in range(1, most + 1):
-            used = self.planner.utilisation([*loads, *[usual] * num_more])
+            used = self.planner.utilisation_in_bad_moments([*loads, *[usual] * num_more])
             if used > self.planner.bound and len(loads) + num_more > 1:
                 return num_more - 1
         return most
@@ -211,13 +211,13 @@ class Admissions:
         asked = dataclasses.replace(now, steps=steps, fps=fps)
         if session.table is None or now.is_batch or not any(not o.is_batch for o in others):
             return
-        before = self.planner.utilisation([*others, now])
-        after = self.planner.utilisation([*others, asked])
+        before = self.planner.utilisation_in_bad_moments([*others, now])
+        after = self.planner.utilisation_in_bad_moments([*others, asked])
         if after > max(before, self.planner.bound):
             raise Capacity(
                 f"with {asked.steps} steps at {asked.fps} frames a second the sessions would use "
-                f"{after:.0%} of the device, more than the {self.planner.bound:.0%} at which none "
-                "is late",
+                f"{after:.0%} of the device in bad moments, more than the "
+                f"{self.planner.bound:.0%} at which none is late",
                 retry_after_s=self.queue.retry_after_s(self._ages(placed, session.opened_at)),
             )
 

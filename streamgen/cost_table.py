@@ -19,6 +19,7 @@ LARGEST_ERROR: Final = 1 / 4  # a stall of seconds moves a cost no more than one
 # A size that is not run for long is believed to have changed as those have that are: else one that
 # was measured in a bad moment would never be tried again.
 DRIFT_RATE: Final = 1 / 512
+SCATTER_RATE: Final = 1 / 256  # a bad second is remembered for a quarter of a minute
 LARGEST_CHANGE: Final = 16.0  # from what was measured at the start, either way
 
 
@@ -28,7 +29,9 @@ class CostTable:
     `pass_s` maps numbers of rows, 1 among them, to the seconds measured at warm-up; `decode_s` is
     of one chunk, `recache_s` of a full window in one forward. `decode_shares_device` says that a
     decode takes time from the passes, and not that of a processor of its own. Else `slowdown` is
-    how much longer a pass takes beside a decode, as they share caches and memory.
+    how much longer a pass takes beside a decode, as they share caches and memory. `scatter` is the
+    mean absolute deviation of costs, as a share of them: what neighbours on the machine, clocks
+    and caches make of equal work.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class CostTable:
         recache_s: float,
         decode_shares_device: bool = False,
         slowdown: float = 1.0,
+        scatter: float = 0.0,
     ) -> None:
         assert 1 in pass_s, f"no cost of a single row in {pass_s}"
         assert min(*pass_s, *pass_s.values(), decode_s, recache_s) > 0, (pass_s, decode_s)
@@ -46,6 +50,7 @@ class CostTable:
         self.recache_s = recache_s
         self.decode_shares_device = decode_shares_device
         self.slowdown = max(1.0, slowdown)
+        self.scatter = scatter
         self.beside = 0.0  # share of the passes' time that decodes ran beside them, of late
         self._measured_decode_s = decode_s
         self._measured_recache_s = recache_s
@@ -85,7 +90,7 @@ class CostTable:
         A decode ran beside it for the share `beside` of that time.
         """
         self.beside += FOLLOW_RATE * (beside - self.beside)
-        error = seconds / self.pass_s(rows, beside) - 1
+        error = self._error(seconds, self.pass_s(rows, beside))
         low, share = self._between(rows)
         near = {low: 1 - share, low + 1: share} if share < 1 else {low + 1: 1.0}
         for i, weight in near.items():
@@ -97,13 +102,19 @@ class CostTable:
 
     def observe_decode(self, seconds: float) -> None:
         """Take in what the decode of one chunk really took."""
-        error = seconds / self.decode_s - 1
+        error = self._error(seconds, self.decode_s)
         self.decode_s = _followed(self.decode_s, self._measured_decode_s, error)
 
     def observe_recache(self, seconds: float) -> None:
         """Take in what a recache of a full window really took."""
         error = seconds / self.recache_s - 1
         self.recache_s = _followed(self.recache_s, self._measured_recache_s, error)
+
+    def _error(self, seconds: float, expected_s: float) -> float:
+        """Return the relative error of a cost, and count it as scatter."""
+        error = seconds / expected_s - 1
+        self.scatter += SCATTER_RATE * (min(abs(error), 1.0) - self.scatter)
+        return error
 
     def _speed(self, beside: float) -> float:
         """Return how fast a pass is, 1 alone, when decodes run for a share of its time."""

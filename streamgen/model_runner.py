@@ -258,8 +258,14 @@ class ModelRunner:
     def measure_s(self, window: WindowConfig, sizes: Sequence[int] = (1,)) -> dict[int, float]:
         """Return the seconds that passes of so many rows usually take with a well filled window.
 
-        The median of some: the best would let in more than can be played. Serves as warm-up too;
-        leaves no trace in the pool.
+        The median of some: the best would let in more than can be played.
+        """
+        return {n: median(times) for n, times in self.sample_s(window, sizes).items()}
+
+    def sample_s(self, window: WindowConfig, sizes: Sequence[int]) -> dict[int, list[float]]:
+        """Return the seconds of each of some passes of so many rows with a well filled window.
+
+        Serves as warm-up too; leaves no trace in the pool.
         """
         frames = self.config.chunk_frames
         held = window.window_frames or window.max_frames or frames
@@ -279,13 +285,13 @@ class ModelRunner:
             Row(latents, 0.0, dataclasses.replace(staging, write_pages=pages), slot)
             for pages in writes
         ]
-        seconds = {n: self._measured_s(StepBatch(tuple(rows[:n]))) for n in sizes if n <= len(rows)}
+        seconds = {n: self._sampled_s(StepBatch(tuple(rows[:n]))) for n in sizes if n <= len(rows)}
         self.pool.free(own)
         table.release()
         self.release_text(slot)
         return seconds
 
-    def _measured_s(self, batch: StepBatch) -> float:
+    def _sampled_s(self, batch: StepBatch) -> list[float]:
         times = []
         for _ in range(1 + MEASURED_PASSES):
             start = time.perf_counter()
@@ -293,4 +299,4 @@ class ModelRunner:
             if self.config.device.type == "cuda":
                 torch.cuda.synchronize(self.config.device)
             times.append(time.perf_counter() - start)
-        return median(times[1:])
+        return times[1:]

@@ -20,6 +20,9 @@ RECACHE_PERIOD_S: Final = 20.0
 RECACHE_BURST: Final = 2.0
 # Sessions are seldom all ready at once: a larger batch that gains less is not counted on.
 SURE_GAIN: Final = 0.05
+# Nobody is to be late in a bad moment either: one that costs more by so many mean deviations, as
+# one in twenty does where they are normally distributed. (TCP bounds its round trips alike.)
+BAD_MOMENT: Final = 2.0
 FULL: Final = 0.999  # of the time at work is as good as all of it
 BISECTIONS: Final = 60
 
@@ -135,11 +138,13 @@ class Planner:
         if overload_level and live:  # nobody is slowed where nobody plays
             return Refusal("the device is overloaded and takes no new session")
         used = self.utilisation([*live, load])
+        more = self.utilisation_in_bad_moments([*live, load]) - used
         reserved = self._reserved_share(len(live) + 1)
-        if live and used + reserved > self.bound:
+        if live and used + more + reserved > self.bound:
             return Refusal(
-                f"{len(live) + 1} sessions would use {used:.0%} of the device and {reserved:.0%} "
-                f"for changes of prompt, more than the {self.bound:.0%} at which none is late"
+                f"{len(live) + 1} sessions would use {used:.0%} of the device, {more:.0%} more in "
+                f"bad moments and {reserved:.0%} for changes of prompt, more than the "
+                f"{self.bound:.0%} at which none is late"
             )
         return Admission(used)
 
@@ -159,6 +164,10 @@ class Planner:
             if larger <= (1 - SURE_GAIN) * best:
                 best = larger
         return best
+
+    def utilisation_in_bad_moments(self, loads: Iterable[SessionLoad]) -> float:
+        """Return the utilisation while costs are as high as they seldom are, for their scatter."""
+        return self.utilisation(loads) * (1 + BAD_MOMENT * self.costs.scatter)
 
     def busy_share(self, loads: Iterable[SessionLoad]) -> float:
         """Return the share of time in which the device is expected to be at work for live sessions.
@@ -220,7 +229,7 @@ class Planner:
     def _recache_rate(self, loads: Sequence[SessionLoad]) -> float:
         """Return the recaches a second that each live session may have."""
         num_live = max(1, sum(not load.is_batch for load in loads))
-        spare = self.bound - self.utilisation(loads)
+        spare = self.bound - self.utilisation_in_bad_moments(loads)
         return max(1 / RECACHE_PERIOD_S, spare / (num_live * self.costs.recache_s))
 
 

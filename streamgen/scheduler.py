@@ -73,27 +73,34 @@ class Scheduler:
         That is the number at which a row costs least. A larger one must make rows 2 % cheaper, and
         miss no deadline in it if the smaller one misses none: when time is too short for all, what
         is made in a second counts. A batch job rides along only if nobody misses a deadline. In
-        the estimate either pass is followed by what is left of the sessions as urgent, one by one.
+        the estimate either pass is followed by what is left of the sessions as urgent, one by one,
+        and chunks are decoded one after another as they are done.
         """
         one_s, decode_s = self.costs.pass_s(1), self.costs.decode_s
-        taken = rows = passes_ahead = 0
+        taken = rows = 0
+        # After the pass, until one's passes and its decode are done: with all in it, and with the
+        # first `taken` alone.
+        passed_s = decoded_s = best_decoded_s = 0.0
         best_s = best_row_s = 0.0
-        # Seconds that a pass may take for all to be in time: all in it, or the first `taken` alone.
+        # Seconds that the pass may take for all to be in time, likewise.
         limit_s = best_limit_s = inf
         for number, session in enumerate(ready, start=1):
             rows += session.num_rows
             if rows > self.max_rows:
                 break
-            passes_ahead += session.passes_left - 1
-            spare_s = due_s[number - 1] - decode_s - passes_ahead * one_s
-            limit_s = min(limit_s, spare_s)
-            best_limit_s = min(best_limit_s, spare_s - (number - taken) * one_s)
+            passed_s += (session.passes_left - 1) * one_s
+            decoded_s = max(decoded_s, passed_s) + decode_s
+            best_passed_s = passed_s + (number - taken) * one_s
+            best_decoded_s = max(best_decoded_s, best_passed_s) + decode_s
+            limit_s = min(limit_s, due_s[number - 1] - decoded_s)
+            best_limit_s = min(best_limit_s, due_s[number - 1] - best_decoded_s)
             pass_s = self.costs.pass_s(rows)
             if taken:
                 if pass_s / rows > (1 - MIN_GAIN) * best_row_s:
                     continue
                 if pass_s > limit_s and (best_s <= best_limit_s or session.is_batch):
                     continue
-            taken, best_s, best_row_s, best_limit_s = number, pass_s, pass_s / rows, limit_s
+            taken, best_s, best_row_s = number, pass_s, pass_s / rows
+            best_limit_s, best_decoded_s = limit_s, decoded_s
         assert taken or not ready, f"{rows} rows of one session > {self.max_rows}"
         return taken

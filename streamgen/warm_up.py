@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 import torch
@@ -40,6 +40,7 @@ class Measured:
     state_bytes: int  # of one decoder stream
     decode_shares_device: bool
     slowdown: float = 1.0  # of a pass that a decode runs beside
+    scatter: float = 0.0  # mean absolute deviation of all of these, as a share of them
 
     def costs(self) -> CostTable:
         """Return a table that begins with these costs."""
@@ -49,6 +50,7 @@ class Measured:
             recache_s=self.recache_s,
             decode_shares_device=self.decode_shares_device,
             slowdown=self.slowdown,
+            scatter=self.scatter,
         )
 
 
@@ -57,21 +59,26 @@ def measure(
 ) -> Measured:
     """Return what passes of several sizes and a decode cost; the VAE is where it is to run."""
     config = runner.config
-    pass_s = runner.measure_s(window, [n for n in MEASURED_ROWS if n <= config.max_rows])
+    samples = runner.sample_s(window, [n for n in MEASURED_ROWS if n <= config.max_rows])
+    pass_s = {n: median(times) for n, times in samples.items()}
     latents = torch.zeros(config.chunk_frames, *config.latent_shape, device=config.device)
     latents = latents.to(decode_dtype)
     decode_s, state_bytes = measure_decode(model.vae, latents)
     shares_device = config.device.type == "cuda"
-    slowdown = 1.0
+    slowdown, series = 1.0, list(samples.values())
     if not shares_device:
         # A decode seldom runs alone: while sessions keep the device busy, passes run beside it.
-        slowdown, decode_s = measure_together(runner, model, latents, window, pass_s)
+        rows, beside, decodes = sample_together(runner, model, latents, window, list(samples))
+        slowdown, decode_s = max(1.0, median(beside) / pass_s[rows]), median(decodes)
+        series += [beside, decodes]
+    scatter = scatter_of(series)
     held = window.window_frames or window.max_frames or config.chunk_frames
     refill = -(-held // config.chunk_frames)
     logger.info(
-        "%s on %s: %s ms a pass, %.2f times that beside a decode, which is %.1f ms",
+        "%s on %s: %s ms a pass, %.2f times that beside a decode, which is %.1f ms; +-%.0f %%",
         model.preset.name, config.device,
         ", ".join(f"{n} rows {1000 * s:.1f}" for n, s in pass_s.items()), slowdown, 1000 * decode_s,
+        100 * scatter,
     )  # fmt: skip
     return Measured(
         dtypes=(runner.dtype, decode_dtype),
@@ -81,24 +88,30 @@ def measure(
         state_bytes=state_bytes,
         decode_shares_device=shares_device,
         slowdown=slowdown,
+        scatter=scatter,
     )
 
 
-def measure_together(
+def scatter_of(series: Sequence[Sequence[float]]) -> float:
+    """Return the mean absolute deviation of samples from their series' median, as a share of it."""
+    return fmean(abs(x / median(samples) - 1) for samples in series for x in samples)
+
+
+def sample_together(
     runner: ModelRunner,
     model: Model,
     latents: Tensor,
     window: WindowConfig,
-    alone_s: Mapping[int, float],
-) -> tuple[float, float]:
-    """Return how much longer passes take beside decodes, and the seconds of a decode beside them.
+    sizes: Sequence[int],
+) -> tuple[int, list[float], list[float]]:
+    """Return the rows of passes, one of `sizes`, their seconds beside decodes, and the decodes'.
 
-    `alone_s` are passes without, by rows; `latents` are a chunk's, as the decoder takes them.
+    `latents` are a chunk's, as the decoder takes them.
     """
-    size = max(n for n in alone_s if n <= TOGETHER_ROWS)
+    rows = max(n for n in sizes if n <= TOGETHER_ROWS)
     with decode_meanwhile(model.vae, latents, DECODER_THREADS) as decoded_s:
-        beside_s = runner.measure_s(window, (size,))[size]
-    return max(1.0, beside_s / alone_s[size]), median(decoded_s)
+        beside_s = runner.sample_s(window, (rows,))[rows]
+    return rows, beside_s, decoded_s
 
 
 def choose_dtypes(

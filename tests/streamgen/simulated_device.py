@@ -14,6 +14,7 @@ from streamgen.scheduler import Scheduler
 NO_SPACE = Space(0, 0, 0)
 LEAD_SLACK_FRAMES = 2
 FIRST_CHUNK_TARGET_S = 1.0
+MOOD_S = 4.0  # that a machine which is shared is quicker or slower at a time
 
 Cost = Callable[[int], float]  # seconds of a pass by its rows
 
@@ -28,10 +29,14 @@ LAUNCH_BOUND = linear(0.020, 0.0002)
 BETWEEN = linear(0.010, 0.004)  # 8 rows together cost 1.8 times less a row than one alone
 
 
-def table(cost: Cost, *, decode_s: float = 0.004, shares: bool = False) -> CostTable:
+def table(
+    cost: Cost, *, decode_s: float = 0.004, shares: bool = False, scatter: float = 0.0
+) -> CostTable:
     """Return a table that knows the cost at the sizes a warm-up measures."""
     known = {rows: cost(rows) for rows in (1, 2, 4, 8, 16)}
-    return CostTable(known, decode_s=decode_s, recache_s=cost(7), decode_shares_device=shares)
+    return CostTable(
+        known, decode_s=decode_s, recache_s=cost(7), decode_shares_device=shares, scatter=scatter
+    )
 
 
 @dataclass(eq=False)
@@ -142,6 +147,7 @@ class Device:
     cost: Cost
     videos: list[Video]
     jitter: float = 0.0  # relative, of each pass
+    moods: float = 0.0  # relative, either way, of all passes of a few seconds
     now: float = 0.0
     busy_s: float = 0.0
     decoder_free_at: float = 0.0
@@ -170,10 +176,14 @@ class Device:
         for video in self.videos:
             video.now = self.now
 
+    def _mood(self) -> float:
+        source = random.Random(int(self.now / MOOD_S))
+        return 1 + self.moods * source.uniform(-1, 1)
+
     def _run_pass(self, chosen: Sequence[Video]) -> None:
         costs, rows = self.scheduler.costs, sum(video.num_rows for video in chosen)
         assert rows <= self.scheduler.max_rows
-        seconds = self.cost(rows) * (1 + self.jitter * self.random.random())
+        seconds = self.cost(rows) * (1 + self.jitter * self.random.random()) * self._mood()
         costs.observe(rows, seconds)
         self.batches.append(rows)
         self.now += seconds

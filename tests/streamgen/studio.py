@@ -37,10 +37,10 @@ class FakeClock:
 
 
 def flat_costs(
-    runner: ModelRunner, window: WindowConfig, sizes: Sequence[int] = (1,)
-) -> dict[int, float]:
+    runner: ModelRunner, window: WindowConfig, sizes: Sequence[int]
+) -> dict[int, list[float]]:
     """Stand in for the measurement at the start: sessions share each pass that they can."""
-    return dict.fromkeys(sizes, 0.01)
+    return {size: [0.01] for size in sizes}
 
 
 class Studio:
@@ -57,7 +57,7 @@ class Studio:
         self.clock = FakeClock()
         self.chunks: dict[str, list[Chunk]] = {}
         self.events: dict[str, list[Event]] = {}
-        with patch.object(ModelRunner, "measure_s", flat_costs):
+        with patch.object(ModelRunner, "sample_s", flat_costs):
             self.engine = start_engine(
                 tiny_config(**options), self._deliver, preset=preset, clock=self.clock,
                 encode_beside=encode_beside, pixel_format=pixel_format,

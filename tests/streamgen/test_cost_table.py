@@ -125,3 +125,19 @@ def test_a_clock_that_stands_still_does_no_harm() -> None:
         costs.observe_decode(0.0)
     assert costs.pass_s(1) > 0
     assert costs.decode_s > 0
+
+
+def test_how_much_costs_scatter_is_learnt_from_passes_and_decodes() -> None:
+    costs = table(BETWEEN)
+    assert costs.scatter == 0.0
+    for _ in range(1000):
+        for factor in (0.9, 1.1):
+            costs.observe(4, factor * BETWEEN(4))
+            costs.observe_decode(factor * 0.004)
+    assert costs.scatter == pytest.approx(0.1, rel=0.15)
+
+
+def test_a_stall_is_no_more_than_one_bad_moment() -> None:
+    costs = table(BETWEEN, scatter=0.02)
+    costs.observe(1, 100 * BETWEEN(1))
+    assert costs.scatter < 0.03

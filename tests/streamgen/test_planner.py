@@ -131,6 +131,21 @@ def test_sessions_come_in_up_to_the_bound_and_recaches_count() -> None:
     assert "87%" in answer.reason
 
 
+def test_where_costs_scatter_fewer_come_in_and_what_is_needed_stays_the_same() -> None:
+    few_bytes = dataclasses.replace(LIVE, space=Space(1, 1, 1))
+    loads = [few_bytes] * 9
+    calm, moody = (
+        Planner(table(COMPUTE_BOUND, scatter=scatter), 16, ROOM) for scatter in (0.0, 0.2)
+    )
+    assert moody.utilisation(loads) == calm.utilisation(loads)
+    assert moody.busy_share(loads) == calm.busy_share(loads)
+    assert isinstance(moody.admit(few_bytes, loads[:7], ROOM), Admission)
+    answer = moody.admit(few_bytes, loads, ROOM)
+    assert isinstance(answer, Refusal)  # 10 x 0.05 / 0.75, and 40 % of that
+    assert "67% of the device, 27% more in bad moments" in answer.reason
+    assert isinstance(calm.admit(few_bytes, loads, ROOM), Admission)
+
+
 def test_a_session_alone_comes_in_however_slow_the_device() -> None:
     slow = dataclasses.replace(LIVE, fps=1000)
     answer = planner().admit(slow, [JOB], ROOM)

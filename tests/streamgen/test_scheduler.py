@@ -104,6 +104,15 @@ def test_when_time_is_too_short_for_all_the_most_is_made_of_it() -> None:
     assert names(scheduler(costs=costs).pick(sessions, 0.0)) == "abcdefgh"
 
 
+def test_who_ends_together_waits_for_the_decoder_in_turn() -> None:
+    """Both passes end at 18 ms and the second decode at 58; one by one it ends at 54."""
+    costs = table(BETWEEN, decode_s=0.020)
+    sessions = [Ready("a", 0.040, passes=1), Ready("b", 0.056, passes=1)]
+    assert names(scheduler(costs=costs).pick(sessions, 0.0)) == "a"
+    sessions[1].deadline = 0.060
+    assert names(scheduler(costs=costs).pick(sessions, 0.0)) == "ab"
+
+
 def test_rows_are_counted_not_sessions() -> None:
     sessions = [Ready(n, i, num_rows=2) for i, n in enumerate("abc", start=10)]
     assert names(scheduler(5).pick(sessions, 0.0)) == "ab"
