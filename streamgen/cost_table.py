@@ -19,6 +19,9 @@ LARGEST_ERROR: Final = 1 / 4  # a stall of seconds moves a cost no more than one
 # A size that is not run for long is believed to have changed as those have that are: else one that
 # was measured in a bad moment would never be tried again.
 DRIFT_RATE: Final = 1 / 512
+# Nobody is to be late in a bad moment either: one that costs more by so many mean deviations, as
+# one in twenty does where they are normally distributed. (TCP bounds its round trips alike.)
+BAD_MOMENT: Final = 2.0
 SCATTER_RATE: Final = 1 / 256  # a bad second is remembered for a quarter of a minute
 LARGEST_CHANGE: Final = 16.0  # from what was measured at the start, either way
 
@@ -58,6 +61,11 @@ class CostTable:
         self._sizes = [0, *sorted(pass_s)]
         self._measured_s = [0.0, *(pass_s[size] for size in self._sizes[1:])]  # all of these alone
         self._seconds = list(self._measured_s)
+
+    @property
+    def bad_moment(self) -> float:
+        """Return how many times what is usual work costs in a bad moment."""
+        return 1 + BAD_MOMENT * self.scatter
 
     def pass_s(self, rows: int, beside: float | None = None) -> float:
         """Return the seconds of a pass: as measured, or on the line between two measured sizes.

@@ -20,9 +20,6 @@ RECACHE_PERIOD_S: Final = 20.0
 RECACHE_BURST: Final = 2.0
 # Sessions are seldom all ready at once: a larger batch that gains less is not counted on.
 SURE_GAIN: Final = 0.05
-# Nobody is to be late in a bad moment either: one that costs more by so many mean deviations, as
-# one in twenty does where they are normally distributed. (TCP bounds its round trips alike.)
-BAD_MOMENT: Final = 2.0
 FULL: Final = 0.999  # of the time at work is as good as all of it
 BISECTIONS: Final = 60
 
@@ -167,7 +164,7 @@ class Planner:
 
     def utilisation_in_bad_moments(self, loads: Iterable[SessionLoad]) -> float:
         """Return the utilisation while costs are as high as they seldom are, for their scatter."""
-        return self.utilisation(loads) * (1 + BAD_MOMENT * self.costs.scatter)
+        return self.utilisation(loads) * self.costs.bad_moment
 
     def busy_share(self, loads: Iterable[SessionLoad]) -> float:
         """Return the share of time in which the device is expected to be at work for live sessions.

@@ -74,9 +74,11 @@ class Scheduler:
         miss no deadline in it if the smaller one misses none: when time is too short for all, what
         is made in a second counts. A batch job rides along only if nobody misses a deadline. In
         the estimate either pass is followed by what is left of the sessions as urgent, one by one,
-        and chunks are decoded one after another as they are done.
+        chunks are decoded one after another as they are done, and all takes as long as in a bad
+        moment.
         """
         one_s, decode_s = self.costs.pass_s(1), self.costs.decode_s
+        due_s = [seconds / self.costs.bad_moment for seconds in due_s]
         taken = rows = 0
         # After the pass, until one's passes and its decode are done: with all in it, and with the
         # first `taken` alone.

@@ -113,6 +113,14 @@ def test_who_ends_together_waits_for_the_decoder_in_turn() -> None:
     assert names(scheduler(costs=costs).pick(sessions, 0.0)) == "ab"
 
 
+def test_where_costs_scatter_nobody_rides_along_that_would_be_late_in_a_bad_moment() -> None:
+    """50 ms with both in a pass, which the other leaves at 46; a bad moment has 12 % more."""
+    urgent, other = Ready("a", 0.052), Ready("b", 9.0)
+    for scatter, chosen in ((0.0, "ab"), (0.06, "a")):
+        costs = table(BETWEEN, scatter=scatter)
+        assert names(scheduler(costs=costs).pick([urgent, other], 0.0)) == chosen
+
+
 def test_rows_are_counted_not_sessions() -> None:
     sessions = [Ready(n, i, num_rows=2) for i, n in enumerate("abc", start=10)]
     assert names(scheduler(5).pick(sessions, 0.0)) == "ab"

@@ -6,12 +6,14 @@ pass does, and between.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 import statistics
 
 import pytest
 
+from streamgen.cost_table import CostTable
 from streamgen.overload import OverloadLadder, Settings, traded
 from streamgen.planner import BOUND, Admission, Planner, RecacheBudget, SessionLoad
 from streamgen.scheduler import Scheduler
@@ -82,6 +84,17 @@ def test_on_a_machine_of_many_moods_whoever_is_admitted_is_never_late_either(cos
         late[scatter] = missed(device)
         assert costs.scatter > 0.01  # it goes on to learn
     assert late[0.25] == 0 < late[0.0]
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.1, 0.2, 0.3, 0.4])
+def test_two_sessions_that_a_slow_decoder_has_just_time_for_are_never_late(phase: float) -> None:
+    """Passes and decodes of the bundled model in fp32 on a shared machine."""
+    costs = CostTable({1: 0.054, 2: 0.090, 4: 0.172}, decode_s=0.265, recache_s=0.2, scatter=0.08)
+    known = copy.deepcopy(costs)
+    videos = [Video(str(i), LIVE, i * phase) for i in range(2)]
+    device = Device(Scheduler(16, costs), known.pass_s, videos, jitter=0.25, moods=0.2)
+    device.run(300.0)
+    assert missed(device) == 0
 
 
 @every_device
