@@ -9,7 +9,7 @@ PLAYERS := gstreamer1.0-tools gstreamer1.0-plugins-base gstreamer1.0-plugins-goo
 	gstreamer1.0-plugins-bad gstreamer1.0-nice gstreamer1.0-libav python3-gi \
 	gir1.2-gst-plugins-bad-1.0 webkit2gtk-driver xvfb iproute2
 
-.PHONY: serve test style types imports engine browser others soak parity evaluate gpu-check interop clean
+.PHONY: serve test style types imports unit engine browser others soak parity evaluate gpu-check interop clean
 
 serve: $(VENV)/.core
 	$(BIN)/streamgen serve $(ARGS)
@@ -26,6 +26,10 @@ types: $(VENV)/.dev
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
+
+# Whatever ARGS names: make unit ARGS="tests/kvcache -x"
+unit: $(VENV)/.dev
+	$(BIN)/pytest -m "not browser" $(ARGS)
 
 engine: $(VENV)/.dev
 	$(BIN)/pytest -m "not browser" $(ARGS) tests/streamgen

@@ -52,7 +52,8 @@ class Admissions:
             config.max_sessions * self._text_bytes,
         )
         bound = BOUND if config.max_utilisation is None else config.max_utilisation
-        self.planner = Planner(costs, runner.config.max_rows, capacity, bound)
+        self.planner = Planner(costs.usual, runner.config.max_rows, capacity, bound)
+        self._at_present = Planner(costs, runner.config.max_rows, capacity, bound)
         self.queue = WaitQueue(config.max_queue)
         can_be_fewer = config.steps is None or config.steps > preset.step_range[0]
         levels = levels_of(fewer_steps=can_be_fewer, shorter_window=config.window != UNLIMITED)
@@ -248,8 +249,8 @@ class Admissions:
             return False
         self._watched_at = now
         placed = _placed(sessions)
-        asked = self.planner.utilisation(self._loads(placed))
-        running = self.planner.utilisation([self._as_run(session) for session in placed])
+        asked = self._at_present.utilisation(self._loads(placed))
+        running = self._at_present.utilisation([self._as_run(session) for session in placed])
         return self.ladder.update(now, utilisation=running, asked=asked)
 
     def note_chunk(self, session: Session, first_frame_index: int, now: float) -> float | None:

@@ -74,7 +74,7 @@ class LiveBench(Audience):
             "seconds": round(now - began, 1),
             **played_figures(self.watched(), began, now),
             "utilisation": admissions.utilisation(sessions),
-            "scatter": self.engine.costs.scatter,
+            "scatter": self.engine.costs.usual.scatter,
             "busy_predicted": admissions.busy_share(sessions),
             "busy_measured": (self.engine.passes.busy_s - busy) / (now - began),
             "overload_levels": list(self.overloads),

@@ -147,7 +147,7 @@ class EngineConfig:
     max_sessions: int = option(8, whole(1), "sessions that hold cache pages at the same time")
     max_queue: int = option(16, whole(0), "sessions that may wait for a place")
     max_utilisation: float | None = option(
-        0.85, share, "share of the device that live sessions may need; none: memory alone decides"
+        0.85, share, "most that live sessions may need of the device; none: memory alone decides"
     )
     history_seconds: float | None = option(
         30.0, seconds, "seconds of latents kept for rewinding; none: what the window needs"

@@ -1,7 +1,7 @@
 """What a pass costs on this machine, by how many rows it has: measured, then kept true.
 
-Whoever decides asks here: the scheduler what a batch is worth, the planner what another session
-takes. Knows no tensor and does no I/O.
+Whoever decides asks here: the scheduler what a batch is worth now, the planner what another session
+usually takes. Knows no tensor and does no I/O.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ FOLLOW_RATE: Final = 1 / 8
 LARGEST_ERROR: Final = 1 / 4  # a stall of seconds moves a cost no more than one of a quarter
 # A size that is not run for long is believed to have changed as those have that are: else one that
 # was measured in a bad moment would never be tried again.
-DRIFT_RATE: Final = 1 / 512
+DRIFT: Final = 1 / 64  # of the rate at which that one is followed
 # Nobody is to be late in a bad moment either: one that costs more by so many mean deviations, as
 # one in twenty does where they are normally distributed. (TCP bounds its round trips alike.)
 BAD_MOMENT: Final = 2.0
-SCATTER_RATE: Final = 1 / 256  # a bad second is remembered for a quarter of a minute
+# What is usual is a mean of so many seconds at work: a machine that is slow for a few has had a bad
+# moment.
+USUAL_S: Final = 30.0
 LARGEST_CHANGE: Final = 16.0  # from what was measured at the start, either way
 
 
@@ -35,6 +37,9 @@ class CostTable:
     how much longer a pass takes beside a decode, as they share caches and memory. `scatter` is the
     mean absolute deviation of costs, as a share of them: what neighbours on the machine, clocks
     and caches make of equal work.
+
+    It follows what passes take at once, or is a mean of `memory_s` seconds at work. `usual` is such
+    a table beside it, for whoever decides for longer than a pass; itself where there is none.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class CostTable:
         decode_shares_device: bool = False,
         slowdown: float = 1.0,
         scatter: float = 0.0,
+        memory_s: float | None = None,
+        usual: CostTable | None = None,
     ) -> None:
         assert 1 in pass_s, f"no cost of a single row in {pass_s}"
         assert min(*pass_s, *pass_s.values(), decode_s, recache_s) > 0, (pass_s, decode_s)
@@ -54,6 +61,8 @@ class CostTable:
         self.decode_shares_device = decode_shares_device
         self.slowdown = max(1.0, slowdown)
         self.scatter = scatter
+        self.usual = usual or self
+        self._memory_s = memory_s
         self.beside = 0.0  # share of the passes' time that decodes ran beside them, of late
         self._measured_decode_s = decode_s
         self._measured_recache_s = recache_s
@@ -92,37 +101,55 @@ class CostTable:
                 best, best_row_s = rows, row_s
         return best
 
-    def observe(self, rows: int, seconds: float, beside: float = 0.0) -> None:
+    def observe(
+        self, rows: int, seconds: float, beside: float = 0.0, *, is_equal: bool = True
+    ) -> None:
         """Take in what a pass over full windows really took. One outlier counts for little.
 
-        A decode ran beside it for the share `beside` of that time.
+        A decode ran beside it for the share `beside` of that time. Unless the pass `is_equal` to
+        what was measured, as one over smaller windows is not, it says nothing about scatter.
         """
+        if self.usual is not self:
+            self.usual.observe(rows, seconds, beside, is_equal=is_equal)
         self.beside += FOLLOW_RATE * (beside - self.beside)
-        error = self._error(seconds, self.pass_s(rows, beside))
+        expected_s = self.pass_s(rows, beside)
+        error, rate = seconds / expected_s - 1, self._rate(expected_s)
+        # On a shared device a pass beside a decode is longer for certain.
+        if is_equal and not (self.decode_shares_device and beside):
+            self._note_scatter(error, expected_s)
         low, share = self._between(rows)
         near = {low: 1 - share, low + 1: share} if share < 1 else {low + 1: 1.0}
         for i, weight in near.items():
-            self._seconds[i] = _followed(self._seconds[i], self._measured_s[i], weight * error)
+            self._seconds[i] = _followed(
+                self._seconds[i], self._measured_s[i], weight * error, rate
+            )
         change = self._seconds[low + 1] / self._measured_s[low + 1]
         for i, measured_s in enumerate(self._measured_s):
             if i not in near:
-                self._seconds[i] += DRIFT_RATE * (change * measured_s - self._seconds[i])
+                self._seconds[i] += DRIFT * rate * (change * measured_s - self._seconds[i])
 
     def observe_decode(self, seconds: float) -> None:
         """Take in what the decode of one chunk really took."""
-        error = self._error(seconds, self.decode_s)
-        self.decode_s = _followed(self.decode_s, self._measured_decode_s, error)
+        if self.usual is not self:
+            self.usual.observe_decode(seconds)
+        error, rate = seconds / self.decode_s - 1, self._rate(self.decode_s)
+        if not self.decode_shares_device:
+            self._note_scatter(error, self.decode_s)
+        self.decode_s = _followed(self.decode_s, self._measured_decode_s, error, rate)
 
     def observe_recache(self, seconds: float) -> None:
         """Take in what a recache of a full window really took."""
-        error = seconds / self.recache_s - 1
-        self.recache_s = _followed(self.recache_s, self._measured_recache_s, error)
+        if self.usual is not self:
+            self.usual.observe_recache(seconds)
+        error, rate = seconds / self.recache_s - 1, self._rate(self.recache_s)
+        self.recache_s = _followed(self.recache_s, self._measured_recache_s, error, rate)
 
-    def _error(self, seconds: float, expected_s: float) -> float:
-        """Return the relative error of a cost, and count it as scatter."""
-        error = seconds / expected_s - 1
-        self.scatter += SCATTER_RATE * (min(abs(error), 1.0) - self.scatter)
-        return error
+    def _rate(self, expected_s: float) -> float:
+        """Return how far one observation moves a cost."""
+        return FOLLOW_RATE if self._memory_s is None else min(1.0, expected_s / self._memory_s)
+
+    def _note_scatter(self, error: float, expected_s: float) -> None:
+        self.scatter += min(1.0, expected_s / USUAL_S) * (min(abs(error), 1.0) - self.scatter)
 
     def _speed(self, beside: float) -> float:
         """Return how fast a pass is, 1 alone, when decodes run for a share of its time."""
@@ -139,8 +166,8 @@ class CostTable:
         return high - 1, (rows - below) / (self._sizes[high] - below)
 
 
-def _followed(seconds: float, measured_s: float, error: float) -> float:
+def _followed(seconds: float, measured_s: float, error: float, rate: float) -> float:
     """Return a cost after a relative error of it was seen; it stays near what was measured."""
     bounded = min(max(error, -LARGEST_ERROR), LARGEST_ERROR)
-    followed = seconds * (1 + FOLLOW_RATE * bounded)
+    followed = seconds * (1 + rate * bounded)
     return min(max(followed, measured_s / LARGEST_CHANGE), measured_s * LARGEST_CHANGE)

@@ -22,6 +22,7 @@ def measures_of(engine: StreamEngine) -> Measures:
     text, sessions = engine.runner.text, engine.sessions.values()
     device = DeviceState(
         busy_share=engine.admissions.busy_share(sessions),
+        scatter=engine.costs.usual.scatter,
         pages_unowned=pages_unowned(engine),
         memory=tuple(memory(engine).items()),
     )

@@ -165,8 +165,13 @@ class StreamEngine:
         return self.lives.add(child, queue=False)
 
     def control(self, session_id: str, control: Control) -> Receipt:
-        """Accept a control. Raises NotFound, InvalidRequest or Unsupported; the session goes on."""
+        """Accept a control; when that raises, the session goes on as it was.
+
+        Raises NotFound, InvalidRequest, Unsupported, Capacity, or Conflict when its id names
+        another that waits.
+        """
         session = self.find(session_id)
+        session.pending.require_new(control.event_id)
         check_control(self.runner.text_encoder, control)
         before = session.state
         if isinstance(control, Rewind):

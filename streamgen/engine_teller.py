@@ -43,6 +43,7 @@ class EngineTeller:
         engine.prompt_cache_hits_total.inc(measures.prompt_hits)
         engine.prompt_cache_misses_total.inc(measures.prompt_misses)
         engine.utilization_predicted.set(measures.device.busy_share)
+        engine.cost_scatter.set(measures.device.scatter)
         engine.kv_pages_unowned.set(measures.device.pages_unowned)
         for kind, num_bytes in measures.device.memory:
             engine.memory_bytes.set(num_bytes, kind)

@@ -21,6 +21,7 @@ class DeviceState:
     """How the device stands. `memory` has the bytes of each kind."""
 
     busy_share: float  # of time that passes are expected to take
+    scatter: float  # mean absolute deviation of costs, as a share of them
     pages_unowned: int
     memory: tuple[tuple[str, int], ...]
 

@@ -237,6 +237,9 @@ class Passes:
         """Return what takes a forward's seconds in; for `decoded_s` a decode ran beside it."""
         refills, is_alone = any(isinstance(work, Refill) for _, work in works), len(works) == 1
         is_full = all(session.sees_full_window for session, _ in works)
+        tables = [session.table for session, _ in works]
+        window = self.admissions.config.window
+        is_equal = all(t is not None and t.config.window_frames == window for t in tables)
 
         def note(seconds: float) -> None:
             self.busy_s += seconds
@@ -247,7 +250,8 @@ class Passes:
                 if is_alone:
                     self.costs.observe_recache(seconds)
             elif is_full:
-                self.costs.observe(num_rows, seconds, min(1.0, decoded_s / max(seconds, 1e-9)))
+                beside = min(1.0, decoded_s / max(seconds, 1e-9))
+                self.costs.observe(num_rows, seconds, beside, is_equal=is_equal)
 
         return note
 

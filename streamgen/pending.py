@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from streamgen import limits
-from streamgen.errors import InvalidRequest
+from streamgen.errors import Conflict, InvalidRequest
 from streamgen.messages import Control, Rewind, SetPrompt, Update
 from streamgen.models.presets import Preset
 from streamgen.record import ChunkRecord
@@ -50,6 +50,14 @@ class Pending:
         for name in ("seed", "steps", "fps", "reset", "paused"):
             if getattr(update, name) is not None:
                 setattr(self, name, update)
+
+    def require_new(self, event_id: str | None) -> None:
+        """Raise Conflict for an id that would not tell a control from one that waits already."""
+        if event_id in self.event_ids():
+            raise Conflict(
+                f"event_id {event_id!r} names a control that has not begun yet; give each its own",
+                param="event_id",
+            )
 
     def event_ids(self) -> set[str]:
         """Return the events that still have a say."""

@@ -101,7 +101,7 @@ class RecacheBudget:
 class Planner:
     """Weigh sessions against one device: its costs, the rows of its passes and its `capacity`.
 
-    `bound` is the utilisation up to which live sessions are admitted.
+    `bound` is the utilisation in bad moments up to which live sessions are admitted.
     """
 
     def __init__(
@@ -221,13 +221,17 @@ class Planner:
         return 0.0 if self.costs.decode_shares_device else min(1.0, self._decodes(live))
 
     def _reserved_share(self, num_live: int) -> float:
-        return num_live * self.costs.recache_s / RECACHE_PERIOD_S
+        return num_live * self._bad_recache_s / RECACHE_PERIOD_S
+
+    @property
+    def _bad_recache_s(self) -> float:
+        return self.costs.recache_s * self.costs.bad_moment
 
     def _recache_rate(self, loads: Sequence[SessionLoad]) -> float:
         """Return the recaches a second that each live session may have."""
         num_live = max(1, sum(not load.is_batch for load in loads))
         spare = self.bound - self.utilisation_in_bad_moments(loads)
-        return max(1 / RECACHE_PERIOD_S, spare / (num_live * self.costs.recache_s))
+        return max(1 / RECACHE_PERIOD_S, spare / (num_live * self._bad_recache_s))
 
 
 def _busy_share(chunk_s: Sequence[float], rate: float) -> float:

@@ -11,6 +11,7 @@ Knows no tensor and does no I/O.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Protocol, TypeVar
 
@@ -47,6 +48,29 @@ class Schedulable(Protocol):
 S = TypeVar("S", bound=Schedulable)
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Whether a pass and what follows it come in time, in seconds after the pass.
+
+    `limits_s` are those it may take for nobody to be late: as costs are, and in a bad moment.
+    """
+
+    decoded_s: float = 0.0
+    limits_s: tuple[float, float] = (inf, inf)
+
+    def then(self, passed_s: float, due_s: float, costs: CostTable) -> Outlook:
+        """Return it with one more session, the next in the decoder when its passes are done."""
+        decoded_s = max(self.decoded_s, passed_s) + costs.decode_s
+        usual_s, bad_s = self.limits_s
+        limits_s = min(usual_s, due_s - decoded_s), min(bad_s, due_s / costs.bad_moment - decoded_s)
+        return Outlook(decoded_s, limits_s)
+
+    def is_late(self, pass_s: float) -> tuple[bool, bool]:
+        """Return whether anybody is late, as costs are and in a bad moment."""
+        usual_s, bad_s = self.limits_s
+        return pass_s > usual_s, pass_s > bad_s
+
+
 class Scheduler:
     """Pick the sessions whose rows make up the next pass."""
 
@@ -71,38 +95,31 @@ class Scheduler:
         """Return how many of the most urgent should share the pass.
 
         That is the number at which a row costs least. A larger one must make rows 2 % cheaper, and
-        miss no deadline in it if the smaller one misses none: when time is too short for all, what
-        is made in a second counts. A batch job rides along only if nobody misses a deadline. In
-        the estimate either pass is followed by what is left of the sessions as urgent, one by one,
-        chunks are decoded one after another as they are done, and all takes as long as in a bad
-        moment.
+        miss no deadline in it if the smaller one misses none, neither as costs are nor in a bad
+        moment: when time is too short for all, what is made in a second counts. A batch job rides
+        along only if nobody misses a deadline. In the estimate either pass is followed by what is
+        left of the sessions as urgent, one by one, and chunks are decoded one after another as they
+        are done.
         """
-        one_s, decode_s = self.costs.pass_s(1), self.costs.decode_s
-        due_s = [seconds / self.costs.bad_moment for seconds in due_s]
+        one_s = self.costs.pass_s(1)
         taken = rows = 0
-        # After the pass, until one's passes and its decode are done: with all in it, and with the
-        # first `taken` alone.
-        passed_s = decoded_s = best_decoded_s = 0.0
-        best_s = best_row_s = 0.0
-        # Seconds that the pass may take for all to be in time, likewise.
-        limit_s = best_limit_s = inf
+        passed_s = best_s = best_row_s = 0.0
+        together = alone = Outlook()  # with all in the pass, and with the first `taken` alone
         for number, session in enumerate(ready, start=1):
             rows += session.num_rows
             if rows > self.max_rows:
                 break
             passed_s += (session.passes_left - 1) * one_s
-            decoded_s = max(decoded_s, passed_s) + decode_s
-            best_passed_s = passed_s + (number - taken) * one_s
-            best_decoded_s = max(best_decoded_s, best_passed_s) + decode_s
-            limit_s = min(limit_s, due_s[number - 1] - decoded_s)
-            best_limit_s = min(best_limit_s, due_s[number - 1] - best_decoded_s)
+            together = together.then(passed_s, due_s[number - 1], self.costs)
+            others_s = (number - taken) * one_s
+            alone = alone.then(passed_s + others_s, due_s[number - 1], self.costs)
             pass_s = self.costs.pass_s(rows)
             if taken:
                 if pass_s / rows > (1 - MIN_GAIN) * best_row_s:
                     continue
-                if pass_s > limit_s and (best_s <= best_limit_s or session.is_batch):
+                late = zip(together.is_late(pass_s), alone.is_late(best_s), strict=True)
+                if any(worse and (session.is_batch or not before) for worse, before in late):
                     continue
-            taken, best_s, best_row_s = number, pass_s, pass_s / rows
-            best_limit_s, best_decoded_s = limit_s, decoded_s
+            taken, best_s, best_row_s, alone = number, pass_s, pass_s / rows, together
         assert taken or not ready, f"{rows} rows of one session > {self.max_rows}"
         return taken

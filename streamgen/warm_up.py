@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvcache import WindowConfig
 from streamgen.config import EngineConfig
-from streamgen.cost_table import CostTable
+from streamgen.cost_table import USUAL_S, CostTable
 from streamgen.decoder import decode_meanwhile, measure_decode
 from streamgen.model_runner import ModelRunner, RunnerConfig
 from streamgen.models.fused import has_products
@@ -40,10 +40,13 @@ class Measured:
     state_bytes: int  # of one decoder stream
     decode_shares_device: bool
     slowdown: float = 1.0  # of a pass that a decode runs beside
-    scatter: float = 0.0  # mean absolute deviation of all of these, as a share of them
+    scatter: float = 0.0  # mean absolute deviation of what was measured, as a share of it
 
     def costs(self) -> CostTable:
-        """Return a table that begins with these costs."""
+        """Return a table that begins with these costs, and beside it one of what is usual."""
+        return self._table(usual=self._table(memory_s=USUAL_S))
+
+    def _table(self, memory_s: float | None = None, usual: CostTable | None = None) -> CostTable:
         return CostTable(
             self.pass_s,
             decode_s=self.decode_s,
@@ -51,6 +54,8 @@ class Measured:
             decode_shares_device=self.decode_shares_device,
             slowdown=self.slowdown,
             scatter=self.scatter,
+            memory_s=memory_s,
+            usual=usual,
         )
 
 
@@ -93,8 +98,11 @@ def measure(
 
 
 def scatter_of(series: Sequence[Sequence[float]]) -> float:
-    """Return the mean absolute deviation of samples from their series' median, as a share of it."""
-    return fmean(abs(x / median(samples) - 1) for samples in series for x in samples)
+    """Return the mean absolute deviation of samples from their series' median, as a share of it.
+
+    A stall counts as what takes twice as long, as it does later.
+    """
+    return fmean(min(abs(x / median(each) - 1), 1.0) for each in series for x in each)
 
 
 def sample_together(

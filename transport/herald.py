@@ -93,9 +93,12 @@ class Herald:
             )
 
     def never_shown(self, chunk: ChunkHeader) -> None:
-        """Say that what began with an abandoned chunk had no effect."""
+        """Say that what began with an abandoned chunk had no effect.
+
+        A rewind that did has had it: what it abandoned stays so.
+        """
         for event_id in chunk.started_event_ids:
-            self._forget(event_id)
+            self._timeline.dropped(event_id)
             self._viewers.broadcast(replies.InteractionSuperseded(event_id))
 
     def stats(self, viewer: Spectator | None = None) -> replies.SessionStats:

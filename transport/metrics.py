@@ -135,6 +135,9 @@ class EngineMetrics:
         self.utilization_predicted = make.gauge(
             "utilization_predicted", "Share of time that passes are expected to take."
         )
+        self.cost_scatter = make.gauge(
+            "cost_scatter", "Mean absolute deviation of what passes and decodes cost, as a share."
+        )
         self.utilization_measured = make.gauge(
             "utilization_measured", "Share of time that passes took of late."
         )

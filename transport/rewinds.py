@@ -24,7 +24,7 @@ class Rewind:
 
 
 class Rewinds:
-    """The rewinds of one session. Several may wait under one id: who sends them names them."""
+    """The rewinds of one session, by ids that their senders chose and may choose again."""
 
     def __init__(self) -> None:
         self._rewinds: deque[Rewind] = deque(maxlen=MAX_REWINDS)
@@ -41,20 +41,22 @@ class Rewinds:
             self._rewinds.remove(rewind)
 
     def dropped(self, event_id: str) -> None:
-        """A control that was accepted, which may be a rewind, will have no effect."""
-        if rewind := self._waiting(event_id):
-            self._rewinds.remove(rewind)
+        """A control that was accepted, which may be a rewind, will have no effect.
+
+        Of two with this id it is the newer: the older has begun, or the host had not taken the id.
+        """
+        if waiting := self._waiting(event_id):
+            self._rewinds.remove(waiting[-1])
 
     def arrived(self, chunk_index: int, started_event_ids: tuple[str, ...]) -> None:
         """A chunk came that begins with these controls."""
         for event_id in started_event_ids:
-            if rewind := self._waiting(event_id):
-                rewind.next_chunk = chunk_index
+            if waiting := self._waiting(event_id):
+                waiting[0].next_chunk = chunk_index
 
-    def _waiting(self, event_id: str) -> Rewind | None:
-        """Return the oldest with this id that has not begun: those after it supersede it."""
-        waiting = (r for r in self._rewinds if r.event_id == event_id and r.next_chunk is None)
-        return next(waiting, None)
+    def _waiting(self, event_id: str) -> list[Rewind]:
+        """Return those with this id whose first chunk is not there, the oldest first."""
+        return [r for r in self._rewinds if r.event_id == event_id and r.next_chunk is None]
 
     def abandon(self, chunk_index: int) -> bool:
         """Return whether a chunk must not be played."""

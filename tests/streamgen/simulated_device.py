@@ -7,9 +7,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from streamgen.cost_table import CostTable
 from streamgen.planner import SessionLoad, Space
 from streamgen.scheduler import Scheduler
+from streamgen.warm_up import Measured
 
 NO_SPACE = Space(0, 0, 0)
 LEAD_SLACK_FRAMES = 2
@@ -34,9 +37,9 @@ def table(
 ) -> CostTable:
     """Return a table that knows the cost at the sizes a warm-up measures."""
     known = {rows: cost(rows) for rows in (1, 2, 4, 8, 16)}
-    return CostTable(
-        known, decode_s=decode_s, recache_s=cost(7), decode_shares_device=shares, scatter=scatter
-    )
+    return Measured(
+        (torch.float32, torch.float32), known, cost(7), decode_s, 0, shares, scatter=scatter
+    ).costs()
 
 
 @dataclass(eq=False)

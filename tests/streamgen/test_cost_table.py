@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamgen.cost_table import LARGEST_CHANGE, CostTable
+from streamgen.warm_up import scatter_of
 from tests.streamgen.simulated_device import BETWEEN, COMPUTE_BOUND, LAUNCH_BOUND, table
 
 
@@ -135,9 +136,38 @@ def test_how_much_costs_scatter_is_learnt_from_passes_and_decodes() -> None:
             costs.observe(4, factor * BETWEEN(4))
             costs.observe_decode(factor * 0.004)
     assert costs.scatter == pytest.approx(0.1, rel=0.15)
+    assert costs.bad_moment == 1 + 2 * costs.scatter
 
 
 def test_a_stall_is_no_more_than_one_bad_moment() -> None:
     costs = table(BETWEEN, scatter=0.02)
     costs.observe(1, 100 * BETWEEN(1))
     assert costs.scatter < 0.03
+
+
+def test_what_is_usual_forgets_no_mood_of_seconds() -> None:
+    """Half a second quick, half a second slow: one table is right all the time, the other knows."""
+    costs = table(BETWEEN)
+    for second in range(200):
+        for _ in range(70):
+            costs.observe(1, BETWEEN(1) * (0.7, 1.3)[second % 2])
+    assert costs.scatter < 0.2
+    assert costs.usual.scatter == pytest.approx(0.3, rel=0.1)
+    assert costs.usual.pass_s(1) == pytest.approx(BETWEEN(1), rel=0.1)
+    assert costs.pass_s(1) == pytest.approx(1.3 * BETWEEN(1), rel=0.05)
+
+
+def test_what_is_unlike_what_was_measured_is_no_scatter() -> None:
+    """Passes over smaller windows, and on a shared device those beside a decode."""
+    costs, shared = table(BETWEEN), table(BETWEEN, shares=True)
+    for _ in range(20):
+        for factor in (0.6, 1.0):
+            costs.observe(2, factor * BETWEEN(2), is_equal=False)
+            shared.observe(2, factor * BETWEEN(2), beside=factor)
+            shared.observe_decode(factor * 0.004)
+    assert costs.scatter == shared.scatter == 0.0
+
+
+def test_a_stall_at_warm_up_counts_as_one_bad_pass() -> None:
+    assert scatter_of([[1.0] * 9 + [60.0], [2.0] * 10]) == pytest.approx(1 / 20)
+    assert scatter_of([[0.9, 1.0, 1.1]]) == pytest.approx(0.2 / 3)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from streamgen.cost_table import CostTable
-from streamgen.errors import Capacity, InvalidPrompt, InvalidRequest
+from streamgen.errors import Capacity, Conflict, InvalidPrompt, InvalidRequest
 from streamgen.messages import Applied, Control, Rewind, SetPrompt, StateChanged, Update
 from streamgen.session import Session
 from tests.streamgen.studio import (
@@ -45,6 +47,23 @@ def test_q23_a_switch_at_any_moment_begins_with_a_whole_chunk(passes_done: int) 
         studio.rest(session, begun)
         studio.engine.control(session.id, SetPrompt("a star"))
         assert_same(studio.make(session, begun + 3), chunks)
+
+
+@pytest.mark.parametrize("waiting", [SetPrompt("a star"), Rewind(1), Update(seed=5)])
+@pytest.mark.parametrize("again", [SetPrompt("a cloud"), Rewind(0), Update(fps=8)])
+def test_an_id_that_waits_cannot_be_given_again(waiting: Control, again: Control) -> None:
+    """Else nobody could tell which of the two a receipt is about. It is free when it has begun."""
+    waiting, again = (dataclasses.replace(control, event_id="x") for control in (waiting, again))
+    with Studio() as studio:
+        session = studio.open()
+        studio.rest(session, 4)
+        studio.engine.control(session.id, waiting)
+        with pytest.raises(Conflict, match="'x' names a control that has not begun"):
+            studio.engine.control(session.id, again)
+        (first,) = studio.more(session, 2)[-1:]
+        assert first.started_event_ids == ("x",)
+        studio.engine.control(session.id, again)
+        assert studio.more(session, 2)[-1].started_event_ids == ("x",)
 
 
 def test_q22_a_prompt_is_encoded_when_it_is_applied_and_once() -> None:

@@ -15,7 +15,7 @@ from streamgen.session import SessionState
 from streamgen.slack import slack_s
 from tests.streamgen.studio import PASSES, Studio
 
-QUIET = DeviceState(0.0, 0, ())
+QUIET = DeviceState(0.0, 0.0, 0, ())
 
 
 def stages_of(measures: Measures) -> Counter[str]:

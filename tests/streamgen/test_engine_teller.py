@@ -8,7 +8,7 @@ from streamgen.engine_teller import BUSY_WINDOW_S, NUM_CHUNKS, NUM_SAMPLES, Engi
 from streamgen.measures import DeviceState, Measures
 from transport.metrics import PREFIX, STAGES, Metrics
 
-IDLE = DeviceState(0.0, 0, ())
+IDLE = DeviceState(0.0, 0.0, 0, ())
 
 
 class Scene:
@@ -46,9 +46,10 @@ def test_steps_add_up() -> None:
 
 def test_how_the_device_stands() -> None:
     scene = Scene()
-    scene.tell(DeviceState(0.6, 3, (("weights", 100), ("decoder", 7))))
-    scene.tell(DeviceState(0.4, 0, (("weights", 100), ("decoder", 0))))
+    scene.tell(DeviceState(0.6, 0.1, 3, (("weights", 100), ("decoder", 7))))
+    scene.tell(DeviceState(0.4, 0.05, 0, (("weights", 100), ("decoder", 0))))
     assert scene.value("utilization_predicted") == 0.4
+    assert scene.value("cost_scatter") == 0.05
     assert scene.value("kv_pages_unowned") == 0
     assert scene.value("memory_bytes", kind="decoder") == 0
     assert scene.value("memory_bytes", kind="device") is None

@@ -121,6 +121,14 @@ def test_where_costs_scatter_nobody_rides_along_that_would_be_late_in_a_bad_mome
         assert names(scheduler(costs=costs).pick([urgent, other], 0.0)) == chosen
 
 
+@pytest.mark.parametrize("scatter", [0.0, 0.06, 0.5])
+def test_a_deadline_that_a_bad_moment_would_break_is_kept_in_all_others(scatter: float) -> None:
+    """Alone it is done at 46 ms, together at 50; in a bad moment it is late either way."""
+    costs = table(BETWEEN, scatter=scatter)
+    sessions = [Ready("a", 0.048), Ready("b", 9.0)]
+    assert names(scheduler(costs=costs).pick(sessions, 0.0)) == "a"
+
+
 def test_rows_are_counted_not_sessions() -> None:
     sessions = [Ready(n, i, num_rows=2) for i, n in enumerate("abc", start=10)]
     assert names(scheduler(5).pick(sessions, 0.0)) == "ab"

@@ -22,7 +22,7 @@ COUNTERS = """frames_generated frames_sent frames_dropped playback_underruns pla
     prompt_cache_misses"""
 GAUGES = """sessions_running sessions_waiting viewers kv_cache_usage_ratio kv_pages_free
     deadline_attainment_ratio realtime_factor utilization_predicted utilization_measured
-    memory_bytes sampled_quality_psnr_db kv_pages_unowned"""
+    cost_scatter memory_bytes sampled_quality_psnr_db kv_pages_unowned"""
 TYPES = {
     **dict.fromkeys(HISTOGRAMS.split(), "histogram"),
     **dict.fromkeys(COUNTERS.split(), "counter"),

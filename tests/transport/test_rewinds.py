@@ -61,19 +61,27 @@ def test_a_rewind_that_was_superseded_abandons_nothing_more() -> None:
     assert abandoned(rewinds)[0] == 6
 
 
-def test_two_rewinds_may_wait_under_one_id() -> None:
-    """A refusal of the second leaves the first; else the second supersedes it."""
+def test_an_id_may_be_used_again_when_its_first_rewind_has_begun() -> None:
+    """The first one's chunk may come after the second one's receipt."""
     rewinds = Rewinds()
     rewinds.asked("r", 2).accepted = True
-    rewinds.refused(rewinds.asked("r", 8))
+    rewinds.refused(rewinds.asked("r", 8))  # it waits: the id is taken
     assert abandoned(rewinds)[0] == 3
-    rewinds.asked("r", 5).accepted = True
-    rewinds.dropped("r")  # the first
-    assert abandoned(rewinds)[0] == 6
-    rewinds.arrived(9, ("r",))
-    assert abandoned(rewinds) == [6, 7, 8]
-    rewinds.asked("r", 7).accepted = True  # once more, when that is long past
-    assert abandoned(rewinds)[-1] == 11
+    rewinds.asked("r", 1).accepted = True  # the engine has begun the first
+    rewinds.arrived(5, ("r",))
+    assert abandoned(rewinds) == [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    rewinds.arrived(6, ("r",))
+    assert abandoned(rewinds) == [2, 3, 4, 5]
+
+
+def test_of_two_with_one_id_the_one_that_has_begun_stays() -> None:
+    rewinds = Rewinds()
+    rewinds.asked("r", 2).accepted = True
+    rewinds.asked("r", 1).accepted = True
+    rewinds.dropped("r")  # something newer took the second one's place
+    assert abandoned(rewinds)[0] == 3
+    rewinds.arrived(5, ("r",))
+    assert abandoned(rewinds) == [3, 4]
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
+import pytest
+
 from tests.transport.conftest import RunningServer, Serve, eventually
 from tests.transport.fake_host import FakeHost
 from tests.transport.painting import revision_of
@@ -57,16 +59,19 @@ async def test_a_rewind_goes_on_under_the_old_prompt(serve: Serve) -> None:
     assert told[2]["chunk_index"] == back["chunk_index"]
 
 
-async def test_q23_no_frame_of_an_abandoned_chunk_comes_after_the_receipt(serve: Serve) -> None:
+@pytest.mark.parametrize("name", ["r{}", "r"])
+async def test_q23_no_frame_of_an_abandoned_chunk_comes_after_the_receipt(
+    serve: Serve, name: str
+) -> None:
     """However far ahead the engine is: they are thrown away at once, the chunk in work too."""
     server = await serve(FakeHost(chunk_s=0.3, chunk_frames=8, fps=20))
     client = await server.start("red")
     for number in range(4):
         await client.more_frames(10)
-        await client.send("session.rewind", to_chunk=0, event_id=f"r{number}")
-        await client.until("session.interaction.queued", event_id=f"r{number}")
+        await client.send("session.rewind", to_chunk=0, event_id=name.format(number))
+        await client.until("session.interaction.queued", event_id=name.format(number))
         seen = len(client.frames)
-        back = await client.until("session.interaction.applied", event_id=f"r{number}")
+        back = await client.until("session.interaction.applied", event_id=name.format(number))
         assert len(client.frames) == seen
         frame = await client.until_frame(0)
         assert frame.index == back["frame_index"]
