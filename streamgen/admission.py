@@ -121,8 +121,9 @@ class Admissions:
             return False
         reason = answer.reason if isinstance(answer, Refusal) else "others wait"
         ages = self._ages(placed, session.opened_at)
+        waiting = f"; {len(self.queue)} wait already" if queue else ""
         raise Capacity(
-            f"no room for another session: {reason}; {len(self.queue)} wait already",
+            f"no room for another session: {reason}{waiting}",
             retry_after_s=self.queue.retry_after_s(ages),
         )
 

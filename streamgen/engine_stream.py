@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from streamgen.engine_commands import Admitting, Apply, Call, Change, Command, Fork, Opened, Played
-from streamgen.errors import EngineStopped, NotFound
+from streamgen.errors import Conflict, EngineStopped, NotFound
 from streamgen.messages import (
     Applied,
     Chunk,
@@ -70,7 +71,8 @@ class EngineStream:
 
     async def control(self, control: Control) -> Receipt:
         """Hand in a control. Raises StreamgenError when it is refused; the session goes on."""
-        receipt = await self._caller.ask(partial(Apply, session_id=self.id, control=control))
+        with self._while_made():
+            receipt = await self._caller.ask(partial(Apply, session_id=self.id, control=control))
         assert isinstance(receipt, Receipt)
         return receipt
 
@@ -83,7 +85,18 @@ class EngineStream:
 
         Raises StreamgenError when there is no room or the chunk is not kept.
         """
-        return await self._caller.admit(partial(Fork, session_id=self.id, at_chunk=at_chunk))
+        with self._while_made():
+            return await self._caller.admit(partial(Fork, session_id=self.id, at_chunk=at_chunk))
+
+    @contextmanager
+    def _while_made(self) -> Iterator[None]:
+        """Raise Conflict for what comes too late: the engine knows nothing of it any more."""
+        try:
+            yield
+        except NotFound as error:
+            if self.state not in ENDED:
+                raise
+            raise Conflict("all frames of this video are made; the last are only played") from error
 
     @property
     def turn(self) -> tuple[bool, int]:

@@ -135,7 +135,8 @@ def _add_facts(app: FastAPI, host: StreamHost, options: TransportOptions) -> Non
     async def health() -> JSONResponse:
         """Answer 200 while the engine lives too; one in a long computation is busy, not dead."""
         stats = host.stats()
-        status = "down" if not stats.alive else "busy" if _busy(stats) else "ok"
+        replaced = stats.stage == "restart"
+        status = "down" if not stats.alive else "busy" if replaced or _busy(stats) else "ok"
         body = {"status": status, "busy_s": round(stats.busy_s, 1), "restarts": stats.restarts}
         return JSONResponse(body, 200 if stats.alive else 503)
 

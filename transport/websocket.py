@@ -43,6 +43,7 @@ MAX_BAD_MESSAGES: Final = 10
 BAD_MESSAGES_WINDOW_S: Final = 10.0
 MAX_WAITING_CONTROLS: Final = 64
 CHECK_INTERVAL_S: Final = 1.0
+LAST_WORDS_S: Final = 5.0  # for what a client sent before it left
 
 
 class RealtimeSocket:
@@ -66,6 +67,7 @@ class RealtimeSocket:
         self._viewer = Viewer()
         self._broadcast: Broadcast | None = None
         self._owner = False
+        self._starts = False  # the session that it asked for is nobody's before it is there
         self._inbox: asyncio.Queue[ClientMessage] = asyncio.Queue(MAX_WAITING_CONTROLS)
         self._bad_at: deque[float] = deque(maxlen=MAX_BAD_MESSAGES)
         self._sending_since: float | None = None
@@ -83,6 +85,8 @@ class RealtimeSocket:
                 done, _ = await asyncio.wait(
                     {reader, sender}, timeout=CHECK_INTERVAL_S, return_when="FIRST_COMPLETED"
                 )
+            if done and not self._viewer.finished and not self._starts:
+                await self._obey_the_rest(reader, controller)
         finally:
             for task in (reader, sender, controller):
                 task.cancel()
@@ -93,6 +97,16 @@ class RealtimeSocket:
             logger.info("dropped a viewer that took nothing for %g s", self._options.send_timeout_s)
         for task in done:
             task.result()
+
+    async def _obey_the_rest(self, *tasks: asyncio.Task[None]) -> None:
+        """Let a client's last words take effect: it left, and waits for no answer."""
+        reader, controller = tasks
+        await asyncio.wait({reader}, timeout=LAST_WORDS_S)
+        obeyed = self._loop.create_task(self._inbox.join())
+        await asyncio.wait(
+            {obeyed, controller}, timeout=LAST_WORDS_S, return_when="FIRST_COMPLETED"
+        )
+        obeyed.cancel()
 
     def _stuck(self) -> bool:
         since = self._sending_since
@@ -136,6 +150,8 @@ class RealtimeSocket:
             case _ if self._inbox.full() and self._broadcast is None:
                 raise StreamError("capacity", "too many messages wait", retryable=True)
             case _:
+                if self._broadcast is None and isinstance(message, SessionStart):
+                    self._starts = True
                 if self._inbox.full():
                     self._drop_oldest()
                 self._inbox.put_nowait(message)
@@ -143,6 +159,7 @@ class RealtimeSocket:
     def _drop_oldest(self) -> None:
         """Let the newest control win when more wait than the engine can be asked for."""
         event_id = _event_id(self._inbox.get_nowait())
+        self._inbox.task_done()
         if event_id is not None:
             self._viewer.put(replies.InteractionSuperseded(event_id))
 
@@ -163,6 +180,8 @@ class RealtimeSocket:
                     await self._obey(message)
                 except (ProtocolError, StreamError) as error:
                     self._refuse(error, _event_id(message))
+                finally:
+                    self._inbox.task_done()
         except Exception:
             logger.exception("a realtime socket failed")
             self._viewer.put(replies.Error("internal", "the server failed", retryable=True))
@@ -185,6 +204,8 @@ class RealtimeSocket:
                 self._refuse(error, _event_id(message))
                 if error.code not in CORRIGIBLE:
                     self._viewer.finish(close_code(error), error.code)
+            finally:
+                self._inbox.task_done()
 
     def _give_up(self) -> None:
         timeout_s = self._options.first_message_timeout_s
@@ -205,7 +226,7 @@ class RealtimeSocket:
                 broadcast.conclude(Outcome(stopped=True))
             raise
         self._broadcast = broadcast
-        self._owner = owner
+        self._owner, self._starts = owner, False
 
     def _prepare(
         self, message: SessionStart | SessionView | SessionResume, broadcast: Broadcast

@@ -36,6 +36,18 @@ async def host() -> AsyncIterator[StreamHost]:
     await client.close()
 
 
+async def test_what_comes_after_the_last_frame_is_made_is_told_so(host: StreamHost) -> None:
+    """The engine is through while the last chunks are still played."""
+    stream = await host.open(SessionConfig(prompt="a red ball", seed=7, num_frames=12))
+    async for chunk in stream.chunks():
+        chunk.release()
+    with pytest.raises(StreamError, match="all frames of this video are made") as caught:
+        await stream.control(parse('{"type":"session.update","paused":true}'))  # type: ignore[arg-type]
+    assert caught.value.code == "conflict"
+    with pytest.raises(StreamError, match="all frames of this video are made"):
+        await stream.fork(None)
+
+
 async def test_a_stream_plays_and_obeys_wire_messages(host: StreamHost) -> None:
     stream = await host.open(SessionConfig(prompt="a red ball", seed=7))
     assert (stream.config.seed, stream.config.model, stream.config.chunk_frames) == (7, "tiny", 12)

@@ -49,6 +49,29 @@ async def test_the_last_frame_reaches_a_client_that_acknowledges(serve: Serve) -
     assert client.frames[-1].index == 8
 
 
+@pytest.mark.parametrize("again", [False, True])
+async def test_what_a_client_sent_before_it_closed_is_obeyed(serve: Serve, again: bool) -> None:
+    """To the last message and in order, also when each takes the engine its time."""
+    server = await serve()
+    client = await server.start(run_unwatched=True)
+    stream = server.host.streams["s1"]
+    if again:  # on a connection that has only resumed
+        token = client.messages[0]["resume_token"]
+        await client.socket.close()
+        client = await server.connect()
+        await client.send("session.resume", resume_token=token)
+    stream.obeys.clear()
+    for number in range(5):
+        await client.send("session.update", seed=number, event_id=f"u{number}")
+    await client.send("session.update", paused=True, event_id="p")
+    closing = asyncio.create_task(client.socket.close())
+    await asyncio.sleep(0.1)
+    stream.obeys.set()
+    await closing
+    await eventually(lambda: stream.state == "paused")
+    assert stream.config.seed == 4
+
+
 async def leave(server: RunningServer, client: RealtimeClient, how: str) -> None:
     """Let a client go in one of the ways that clients go."""
     stream = server.host.streams[client.messages[0]["session_id"]]
