@@ -94,7 +94,7 @@ class EngineStream:
         try:
             yield
         except NotFound as error:
-            if self.state not in ENDED:
+            if self.state not in ENDED or self.config.num_frames is None:
                 raise
             raise Conflict("all frames of this video are made; the last are only played") from error
 

@@ -13,6 +13,7 @@ import pytest_asyncio
 from streamgen.engine_client import EngineClient
 from streamgen.errors import (
     Capacity,
+    Conflict,
     InvalidPrompt,
     InvalidRequest,
     NotFound,
@@ -161,7 +162,7 @@ async def test_the_last_chunk_ends_the_stream(client: EngineClient) -> None:
     assert client.get(stream.id) is None
     for end in (stream.suspend, stream.resume, stream.close, stream.close):
         await end()
-    with pytest.raises(NotFound):
+    with pytest.raises(Conflict, match="all frames of this video are made"):
         await stream.control(SetPrompt("too late"))
 
 
